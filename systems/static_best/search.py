@@ -30,6 +30,7 @@ from zbench.systems.static_best.candidate import LAYOUT, Candidate, KnownPlays
 ROUNDS = ((4, 8), (8, 3))  # batches that candidates are played on, and how many go on to more; the last have all
 SHARES = (0.5, 0.25)  # of the tokens that fit a GPU: smaller micro-batches that are tried at last
 FILLS = (1, 2, 4)  # with stages, micro-batches a stage that are tried at first: a bubble of at most 1/2, 1/3 and 1/5
+ONE_STAGE = ("zero2", "zero3")  # shardings that are searched without stages, as each micro-batch pays for them
 CONFIRMED = 16  # batches that the best are played on at last where a sample has more than they are judged on
 BEHIND = 1.15  # times the fastest: what takes longer is far behind; a judgement
 HOPELESS = 1.5  # times a rival by planners' estimate: a judgement; of those looked at whole steps turned 1.23 at most
@@ -140,9 +141,11 @@ def parallel_layouts(study: Study, free: Sequence[str]) -> Iterator[tuple[Model,
     for chosen in product(tensor, stages, *values):
         try:
             laid = replace(model.with_stages(chosen[1]), **dict(zip(LAYOUT, chosen, strict=True)), micro_batches=1)
+            if laid.pipeline_parallel > 1 and laid.sharding in ONE_STAGE:
+                continue
             cost = study.cost_of(laid)
             study.clock(cost)
-        except ValueError:  # it does not divide, or ZeRO-3 with stages, or the run's clock does not play it
+        except ValueError:  # it does not divide, or the run's clock does not play it
             continue
         yield laid, cost
 

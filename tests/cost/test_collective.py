@@ -217,7 +217,8 @@ def test_a_rank_holds_what_its_degrees_say(
     held = model.lse_bytes + gains * (model.element_bytes + 4 + 12)
     held += (model.total_params - gains) * (model.element_bytes / weights + 4 / gradients + 12 / state)
     assert state_bytes(cost) == int(held)
-    whole, gathered, summed = WholeBytes.of(cost), model.element_bytes * (degrees[0] != 1), 4 * (gradients != 1)
+    gathered, summed = model.element_bytes * (degrees[0] != 1), 4 * (gradients != 1)
+    whole = WholeBytes.of(cost, cost.layers)
     assert whole.inputs == (gathered + summed) * model.layer_params
     assert whole.loss == gathered * model.layer_params + (gathered + summed) * model.head_params
     assert whole.chunks - whole.norm == gathered * (model.layer_params - model.attention_params)

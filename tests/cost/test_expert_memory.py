@@ -193,6 +193,7 @@ def test_there_is_room_for_as_many_tokens_as_have_the_bytes(layout: tuple[int, i
 def test_each_gpu_has_its_part_of_experts_alone() -> None:
     """With ZeRO-3 over eight GPUs and experts over all of them a layer's experts are never whole anywhere."""
     model = replace(EIGHT, sharding="zero3")
-    at_home, over = (WholeBytes.of(make_cost(BASE.cluster, model, False, True, gpus)) for gpus in (1, 8))
+    costs_of = (make_cost(BASE.cluster, model, False, True, gpus) for gpus in (1, 8))
+    at_home, over = (WholeBytes.of(cost, cost.layers) for cost in costs_of)
     experts = model.num_experts * 3 * model.hidden * model.ffn_hidden
     assert at_home.inputs - over.inputs == pytest.approx((model.element_bytes + 4) * experts * 7 / 8)

@@ -43,6 +43,20 @@ def test_layers_gathered_ahead_are_reckoned(recompute: str, chunk: int | str, wi
         assert found.max() >= 0.99 * reckoned.max()
 
 
+@pytest.mark.parametrize("window", WINDOWS)
+def test_layers_of_a_stage_are_gathered_ahead(window: int) -> None:
+    """Two stages of four layers, of which no more can be ahead: never less than live ranges and to 2 %."""
+    for vocab, length in product((1000, 128256), (2 * CHUNK, 4096)):
+        cost = ahead(window, vocab=vocab, pipeline_parallel=2)
+        batch = Batch(np.full(5 * cost.cluster.num_ranks, length), 0, 0)
+        plans = LocalPacking(cost, pack_tokens=length).plan(batch)
+        assert len(plans) == 5
+        found = np.array(Simulated(cost, window=window).step(batch, plans).peak_bytes)
+        reckoned = peak_bytes(plans, cost)
+        assert (found <= reckoned).all()
+        assert found.max() >= 0.98 * reckoned.max()
+
+
 @pytest.mark.parametrize("which", SYSTEMS, ids=str)
 def test_no_system_needs_more_than_it_reckons_whatever_the_window(which: Variant) -> None:
     lengths = np.array([24000, 9000, 3000, 3000, 1000, 700, 200])
@@ -69,11 +83,11 @@ def test_nested_degrees_gather_as_many_layers(degrees: tuple[int, int, int, int]
 
 @pytest.mark.parametrize("sharding", ["none", "zero1", "zero2"])
 def test_parameters_that_stay_whole_are_there_once(sharding: str) -> None:
-    assert WholeBytes.of(ahead(8, sharding)) == WholeBytes.of(ahead(0, sharding))
+    assert WholeBytes.of(ahead(8, sharding), LAYERS) == WholeBytes.of(ahead(0, sharding), LAYERS)
 
 
 def test_a_window_is_no_more_than_all_layers() -> None:
-    assert WholeBytes.of(ahead(8)) == WholeBytes.of(ahead(100))
+    assert WholeBytes.of(ahead(8), LAYERS) == WholeBytes.of(ahead(100), LAYERS)
 
 
 def test_a_window_beyond_memory_is_refused_by_its_name() -> None:

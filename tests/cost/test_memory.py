@@ -16,6 +16,7 @@ from zbench.cost.memory.needs import check_memory, least_bytes, memory_of, momen
 from zbench.cost.memory.peak import peak_bytes
 from zbench.cost.memory.state import ADAM_BYTES
 from zbench.cost.recompute import again_activation_bytes, chunk_activation_bytes, layer_activation_bytes
+from zbench.cost.stacks import stacked
 from zbench.describe.batch import Batch
 from zbench.describe.degrees import WORLD, ShardDegrees
 from zbench.describe.model import DKV, DO, DQ, KV, RECOMPUTE, SHARDING, O, Q
@@ -225,11 +226,16 @@ def test_the_activations_of_llama_7b(uneven: Cost) -> None:
     assert layer_activation_bytes(model) / 4096 == pytest.approx(2 * 4 + 2 * 4 + 2 * 3 * 2.6875 + 4 * 32 / 4096)
 
 
+@pytest.mark.parametrize("stages", [1, 3])
 @pytest.mark.parametrize(
     ("sharding", "remedy"), [("zero1", "sharding=zero3"), ("zero2", "sharding=zero3"), ("zero3", "more nodes")]
 )
-def test_only_what_no_micro_batch_fits_is_refused(uneven: Cost, sharding: str, remedy: str) -> None:
-    cost = replace(uneven, model=replace(uneven.model, sharding=sharding))
+def test_only_what_no_micro_batch_fits_is_refused(uneven: Cost, sharding: str, remedy: str, stages: int) -> None:
+    cost, other = (
+        stacked(replace(uneven, model=replace(uneven.model, num_layers=3, sharding=one)), stages)  # type: ignore[arg-type]
+        for one in (sharding, "zero3")
+    )
+    assert memory_of(other).bytes(1) <= memory_of(cost).bytes(1)
     least = memory_of(cost).bytes(1)
 
     def with_memory(size: int) -> Cost:

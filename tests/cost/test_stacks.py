@@ -20,7 +20,7 @@ from zbench.cost.memory.needs import moments_of_stages, pipeline_moments
 from zbench.cost.memory.peak import peak_bytes, step_bytes
 from zbench.cost.stacks import stacked
 from zbench.describe.batch import Batch
-from zbench.describe.model import KV
+from zbench.describe.model import KV, SHARDING
 from zbench.interfaces.dealt import Dealt, dealt
 from zbench.passes import reverse
 from zbench.passes.reverse import Mode
@@ -93,8 +93,6 @@ def test_without_stages_nothing_is_different() -> None:
     [
         (3, 2, {}, "parallel.pipeline_parallel is 2; it has to divide cluster.num_nodes=3"),
         (8, 8, {}, "parallel.pipeline_parallel is 8; it has to divide model.num_layers=4"),
-        (4, 2, {"sharding": "zero2"}, "sharding is zero2; with parallel.pipeline_parallel=2 it takes zero1 or no"),
-        (4, 2, {"sharding": "zero3"}, "sharding is zero3; with parallel.pipeline_parallel=2 it takes zero1 or no"),
     ],
 )
 def test_stages_that_cannot_be_alike_are_refused(nodes: int, pp: int, model: dict[str, object], told: str) -> None:
@@ -186,7 +184,7 @@ def test_whole_sequences_take_as_long_as_in_pipelines(recompute: str) -> None:
 def jobs(draw: st.DrawFn, tokens: int = 6000) -> tuple[Cost, Batch, ByteScale]:
     """Any stage, any batch, and a system whose plans have rings and packs of every kind."""
     pp, cost = draw(st.integers(2, 4)), draw(costs(2, 4))
-    sharding = draw(st.sampled_from(("none", "zero1")))
+    sharding = draw(st.sampled_from(SHARDING))
     model = replace(cost.model, sharding=sharding, num_layers=pp * draw(st.integers(1, 3)))
     cluster = replace(cost.cluster, num_nodes=pp * cost.cluster.num_nodes)
     cost = stacked(replace(cost, cluster=cluster, model=model), pp)
@@ -243,6 +241,32 @@ def test_the_bound_is_reached_by_many_equal_micro_batches() -> None:
     assert 0.95 * 64 / 67 < bound_seconds(batch, cost) / step.seconds <= 64 / 67 * (1 + 1e-3)
 
 
+@pytest.mark.parametrize("sharding", ["zero2", "zero3"])
+@pytest.mark.parametrize(("pp", "count"), [(2, 1), (2, 5), (4, 8)])
+def test_every_turn_pays_for_what_it_does_not_hide(pp: int, count: int, sharding: str) -> None:
+    """Of equal micro-batches on a slow network inside nodes, between which messages take no time, each turn takes what
+    its stage's parameters and gradients do; with ZeRO-2 parameters come once, before the first forward."""
+    cost = job(4, 2, pp, sharding=sharding, vocab=1)
+    slow = replace(cost.cluster, nic_bandwidth=1e30, nic_latency=0.0, nvlink_bandwidth=1e9)
+    cost = replace(cost, cluster=slow)
+    batch, plans = laid(cost, [[(64, [rank]) for rank in range(cost.cluster.num_ranks)]] * count)
+    of, state = Collectives.of(cost), ClockState.zero(cost.cluster)
+    forward, backward = programs(plans[0], cost)
+    Layers(forward, cost.linear_seconds(plans[0].tokens_per_rank), cost.layers).play(state)
+    there = float(state.ready.max())
+    Layers(backward, cost.backward_linear_seconds(plans[0].tokens_per_rank), cost.layers).play(state)
+    back = float(state.ready.max()) - there
+    gathers = of.forward(there, 0.0)
+    turns_of_all = there + back + of.backward(back, 0.0) + (gathers if sharding == "zero3" else 0.0)
+    assert gathers > there
+    assert of.backward(back, 0.0) > back
+    once = gathers if sharding == "zero2" else 0.0
+    step = StepEstimate(cost).step(batch, plans)
+    assert step.seconds - step.phases["optimizer"] == pytest.approx(once + (count + pp - 1) * turns_of_all, rel=1e-3)
+    mine = count * of.backward(back, 0.0) + (gathers * count if sharding == "zero3" else gathers)
+    assert step.phases["gradients"] == pytest.approx(mine, rel=1e-9)
+
+
 # -- bytes ------------------------------------------------------------------------------------------
 @settings(max_examples=15)
 @given(jobs())
@@ -252,8 +276,12 @@ def test_bytes_are_those_of_the_rings_the_hops_and_the_gradients(case: tuple[Cos
     plans = system.plan(batch)
     alone = replace(cost, pp=1)
     one, all_ = StepEstimate(cost).step(batch, plans), StepEstimate(alone).step(batch, plans)
-    gathers = 0 if cost.model.sharding == "none" else 1
-    each = [gathers * of.gather_bytes + of.reduce_bytes for of in (Collectives.of(cost), Collectives.of(alone))]
+    passes, micro_batches = {"none": 0, "zero1": 1, "zero2": 1, "zero3": 2 * len(plans)}, len(plans)
+    gathers = passes[cost.model.sharding]
+    reductions = micro_batches if cost.model.sharding in ("zero2", "zero3") else 1
+    each = [
+        gathers * of.gather_bytes + reductions * of.reduce_bytes for of in (Collectives.of(cost), Collectives.of(alone))
+    ]
     hops = 2 * (cost.pp - 1) * sum(float(hop_bytes(plan, cost).sum()) for plan in plans)
     for name in ("nic_tx_bytes", "nic_rx_bytes"):
         mine, theirs = (np.array(getattr(step, name)) for step in (one, all_))

@@ -67,6 +67,27 @@ def test_systems_that_plan_without_pipelines_of_their_own_say_so(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (["system=hydraulis", "sharding=zero2"], True),
+        (["system=hydraulis"], True),
+        (["system=hydraulis", "sharding=zero1"], False),
+        (["system=zeppelin"], False),
+    ],
+)
+def test_pipelines_of_a_plan_s_own_say_what_they_keep(
+    words: list[str], told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["cluster=a800_2x8", "model=llama_3b", "steps=1", "tokens_per_gpu=512", "baseline=null", "tracker=none"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["zbench", *words, *small, "out=r.jsonl"])
+    assert __main__.main() == 0
+    said = " ".join(capsys.readouterr().out.split())
+    sharding = "zero2" if "sharding=zero2" in words else "zero3"
+    assert (f"keep parameters and gradients for a step; sharding={sharding} is as zero1 with them." in said) == told
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
         (["experts.dispatch=two_level"], True),
         (["experts.dispatch=2dh"], True),
         (["experts.dispatch=two_level", "parallel.expert_parallel=4"], False),

@@ -75,6 +75,8 @@ CASES = {
     "ZeRO-2, the feed-forward again": cost_of(sharding="zero2", recompute="selective"),
     "ZeRO-3, all again": cost_of(sharding="zero3", recompute="full"),
     "ZeRO-1, stages": cost_of(2, 2, sharding="zero1", pipeline_parallel=2, micro_batches=2),
+    "ZeRO-2, stages": cost_of(2, 2, sharding="zero2", pipeline_parallel=2, micro_batches=2),
+    "ZeRO-3, stages": cost_of(2, 2, sharding="zero3", pipeline_parallel=2, micro_batches=2),
 }
 
 

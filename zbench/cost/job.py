@@ -63,7 +63,9 @@ def _with_ranks(cluster: Cluster, model: Model) -> Model:
         return model
     tp, pp = model.tensor_parallel, model.pipeline_parallel
     if pp > 1:
-        raise ValueError(f"sharding is nested; with parallel.pipeline_parallel={pp} it takes zero1 or none")
+        raise ValueError(
+            f"sharding is nested; with parallel.pipeline_parallel={pp} it takes none, zero1, zero2 or zero3"
+        )
     groups, of_node = cluster.num_ranks // tp, max(cluster.gpus_per_node // tp, 1)
     called = "rank" if tp == 1 else "tensor-parallel group"
     return replace(model, sharding=model.sharding.of_ranks(groups, of_node, called))

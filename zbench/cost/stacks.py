@@ -19,8 +19,7 @@ def stacked(cost: Cost, pp: int) -> Cost:
     """Returns the cost model of one of `pp` stages, given `cost`, of the whole cluster.
 
     Raises:
-        ValueError: stages cannot be alike (pp does not divide nodes, or layers unless each stage's number is given),
-            or with ZeRO-2 or 3.
+        ValueError: stages cannot be alike: pp does not divide nodes, or layers unless each stage's number is given.
     """
     cost.model.with_stages(pp).check_stages()
     if pp == 1:
@@ -31,12 +30,5 @@ def stacked(cost: Cost, pp: int) -> Cost:
         if count % pp:
             numbers = ", or parallel.stage_layers has a number for each" if name == "model.num_layers" else ""
             raise ValueError(f"parallel.pipeline_parallel is {pp}; it has to divide {name}={count}{numbers}")
-    # DeepSpeed's pipelines refuse both, too (deepspeed/runtime/pipe/engine.py).
-    for sharding, what in (("zero2", "gradients"), ("zero3", "parameters")):
-        if model.sharding == sharding:
-            raise ValueError(
-                f"sharding is {sharding}; with parallel.pipeline_parallel={pp} it takes zero1 or none, as stages keep "
-                f"their {what} for a step"
-            )
     stage = replace(cluster, num_nodes=cluster.num_nodes // pp)
     return replace(cost, cluster=stage, pipelines=False, pp=pp, single=cost.gpus)

@@ -1,6 +1,6 @@
 """Sentences below a run's table: where its figures come from, whether they count, and where they are kept."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from zbench.describe.expert_schedule import FLAT
 from zbench.describe.units import with_noun
@@ -22,6 +22,9 @@ from zbench.runtime.step_executor import SWAPPED, TorchWholeStep
 # What systems' keys have plans wait for besides data (docs/plan.md, waits).
 _WAITS = {"wait": "published", "run_ahead": "published", "routed_transfers": "serial"}
 
+_OF_PIPELINES = "strategy"  # a note of plans that have pipelines of their own (docs/systems/hydraulis.md)
+_NOT_OF_PIPELINES = ("zero2", "zero3")
+
 
 def about_words(own: RunCase, parts: Parts, done: Sequence[Run]) -> list[str]:
     """Says where the runs' figures come from, and whether they count."""
@@ -31,7 +34,8 @@ def about_words(own: RunCase, parts: Parts, done: Sequence[Run]) -> list[str]:
     chosen = [
         f"{label(run.start, 'system')}: {run.start['chosen']['words']}." for run in done if run.start.get("chosen")
     ]
-    chosen += _other_parallelism(done) + _without_pipelines(own) + _in_one_level(own, parts) + open_words(parts)
+    chosen += _other_parallelism(done) + _without_pipelines(own) + _kept_for_the_step(done) + _in_one_level(own, parts)
+    chosen += open_words(parts)
     if parts.simulated:
         return [f"SIMULATED on {where}. Nothing here was measured on hardware.", *chosen]
     measured = f"MEASURED, executor {own.start['config']['choices']['executor']}; plans made for {where}."
@@ -69,6 +73,25 @@ def _without_pipelines(own: RunCase) -> list[str]:
         "sharding.window=1, sharding.gradient_bucket=layer, sharding.collectives=flat, no sharding.degrees, "
         "parallel=none and models without experts."
     ]
+
+
+def _kept_for_the_step(done: Sequence[Run]) -> list[str]:
+    """Says so where a sharding would cut what pipelines of a plan's own keep whole, or let it go between
+    micro-batches, of which each pipeline has its own number."""
+    found = []
+    for run in done:
+        strategy = run.start["config"].get("sharding", {}).get("strategy")
+        if strategy in _NOT_OF_PIPELINES and any(_OF_PIPELINES in note for note in _notes(run)):
+            found.append(
+                f"{label(run.start, 'system')}: pipelines of a plan's own have different numbers of micro-batches, and "
+                f"keep parameters and gradients for a step; sharding={strategy} is as zero1 with them."
+            )
+    return found
+
+
+def _notes(run: Run) -> list[Mapping[str, object]]:
+    """Returns the notes of a run's plans."""
+    return [note for step in run.steps for note in step.get("plan_notes") or []]
 
 
 def _in_one_level(own: RunCase, parts: Parts) -> list[str]:

@@ -60,7 +60,10 @@ def test_equal_micro_batches_take_the_time_of_one_forward_one_backward(stages: i
     assert played.seconds > (micro_batches + stages - 1) * layers + micro_batches * head
 
 
-@pytest.mark.parametrize(("model", "ranks", "zero"), [(MODEL, 2, "none"), (EXPERTS, 2, "1"), (MODEL, 1, "3")])
+@pytest.mark.parametrize(
+    ("model", "ranks", "zero"),
+    [(MODEL, 2, "none"), (EXPERTS, 2, "1"), (MODEL, 2, "2"), (MODEL, 2, "3"), (MODEL, 1, "3")],
+)
 def test_bytes_of_stages_are_those_that_the_step_states(model: Model, ranks: int, zero: str) -> None:
     """To the byte, of every GPU, each on a node of its own."""
     of, plans = replace(model, num_layers=5), plans_of(3, ranks)
@@ -74,7 +77,8 @@ def test_bytes_of_stages_are_those_that_the_step_states(model: Model, ranks: int
 
 
 @pytest.mark.parametrize(
-    ("zero", "stages", "layers", "off"), [("none", 2, 40, 1e-9), ("1", 4, 72, 0.005), ("3", 2, 40, 0.01)]
+    ("zero", "stages", "layers", "off"),
+    [("none", 2, 40, 1e-9), ("1", 4, 72, 0.005), ("2", 2, 40, 0.01), ("3", 2, 40, 0.01)],
 )
 def test_layers_left_out_add_what_they_take(zero: str, stages: int, layers: int, off: float) -> None:
     """As many layers of each stage as are played at first against all of them, micro-batches none like another."""
@@ -97,3 +101,30 @@ def test_the_first_stage_holds_most_micro_batches() -> None:
     assert (np.diff(memory.peak[:3]) < 0).all()
     layer = memory.held["z"] / (960 * 2 * model.element_bytes * model.ffn_hidden)
     assert layer.tolist() == [8, 6, 4, 2]
+
+
+def test_every_micro_batch_gathers_and_reduces_for_itself() -> None:
+    """Alike micro-batches on two GPUs of each of two stages: with ZeRO-3 each gathers a stage's parameters twice, and
+    with ZeRO-2 they come once a step; both reduce each one's gradients. ZeRO-1 has both once. Beside gradients are
+    four bytes of each one's loss."""
+    model, sent = replace(MODEL, num_layers=4), dict[tuple[str, int], tuple[int, int]]()
+    for zero, count in ((one, number) for one in "123" for number in (2, 5)):
+        plans = [plan_of([96, 96], 2, 4, first=2 * number) for number in range(count)]
+        step = staged(model, plans, zero, 2)
+        played = play_step(step, plans, Cost(cluster(4), model))
+        parameters, gradients = (int(played.nic_tx[name].sum()) for name in ("parameters", "gradients"))
+        sent[zero, count] = parameters, gradients - 4 * count
+    assert sent["1", 2] == sent["1", 5]
+    assert sent["2", 2][0] == sent["2", 5][0] == sent["1", 5][0]
+    assert [sent[zero, 5][1] / sent[zero, 2][1] for zero in "23"] == [2.5, 2.5]
+    assert sent["3", 5][0] / sent["3", 2][0] == 2.5
+    assert sent["2", 2][1] == 2 * sent["1", 2][1]
+
+
+def test_gathers_of_a_turn_are_ahead_of_it() -> None:
+    """Stages wait for each other, not for parameters: those of a stage's first layers are gathered while it waits, or
+    while the turn before is at work, so on a quick network ZeRO-3 takes hardly longer than without sharding."""
+    model = replace(MODEL, num_layers=8, hidden=64)
+    plans = [plan_of([960, 960], 2, 4, first=2 * number) for number in range(6)]
+    times = [play_step(staged(model, plans, zero, 2), plans, Cost(cluster(4, nic=1e11), model)) for zero in ("1", "3")]
+    assert times[1].seconds < 1.02 * times[0].seconds

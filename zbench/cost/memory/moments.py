@@ -34,8 +34,8 @@ class StageMoments:
 
     kept: bytes a token that every micro-batch under way keeps; spread: and times the square root of its tokens; fixed:
     and whatever these are.
-    received: layers whose received q and kv each of them keeps, too. at_work, at_loss: what there is besides at the
-    moments of a layer's backward, and of the loss.
+    received: layers whose received q and kv each of them keeps, too. at_work, at_loss, at_table: what there is besides
+    at the moments of a layer's backward, of the loss, and of the table, on the first of several stages.
     """
 
     state: float
@@ -45,12 +45,13 @@ class StageMoments:
     fixed: float
     at_work: tuple[MomentLine, ...]
     at_loss: tuple[MomentLine, ...]
+    at_table: tuple[MomentLine, ...] = ()
 
-    def moments(self, is_last: bool) -> tuple[MomentLine, ...]:
-        """Returns the moments of a stage that is the last one, or is not."""
-        return self.at_work + self.at_loss if is_last else self.at_work
+    def moments(self, is_last: bool, is_first: bool = False) -> tuple[MomentLine, ...]:
+        """Returns the moments of a stage that is the last one, or is not, and the first one, or is not."""
+        return self.at_work + is_last * self.at_loss + is_first * self.at_table
 
-    def lines(self, under_way: int, is_last: bool) -> tuple[MomentLine, ...]:
+    def lines(self, under_way: int, is_last: bool, is_first: bool = False) -> tuple[MomentLine, ...]:
         """Returns the lines of a rank with so many micro-batches under way, all alike."""
         return tuple(
             one._replace(
@@ -59,7 +60,7 @@ class StageMoments:
                 received=under_way * self.received + one.received,
                 spread=max(under_way * self.spread + one.spread, 0.0),
             )
-            for one in self.moments(is_last)
+            for one in self.moments(is_last, is_first)
         )
 
 
@@ -141,7 +142,10 @@ def stage_moments(
     kept_spread = stay * spread.layer + stay_again * kept_spread_again
     received = stay if is_full and recomputed else here
     fixed = of.fixed * (stay if is_full else here) + of.counts[0] * layers
-    return StageMoments(state, kept, received, kept_spread, fixed, tuple(at_work), at_loss)
+    # The micro-batch that begins, or is done, has a hidden state alone; of planners' lines all are alike.
+    alone = MomentLine(-fixed, of.own - kept, received=-received, spread=-kept_spread)
+    at_table = [alone._replace(constant=alone.constant + more) for more in (whole.embedding, whole.table) if more]
+    return StageMoments(state, kept, received, kept_spread, fixed, tuple(at_work), at_loss, tuple(at_table))
 
 
 def layer_kept_bytes(cost: Cost, tp: int) -> tuple[float, float]:

@@ -14,8 +14,8 @@ def memory_of(cost: Cost) -> MemoryLines:
     stages = moments_of_stages(cost)
     if len(stages) < cost.pp:  # all are alike, so the first and the last need most
         (of,) = stages
-        return MemoryLines(of.lines(cost.pp, False) + of.lines(1, True))
-    lines = (of.lines(cost.pp - stage, stage == cost.pp - 1) for stage, of in enumerate(stages))
+        return MemoryLines(of.lines(cost.pp, False, True) + of.lines(1, True))
+    lines = (of.lines(cost.pp - stage, stage == cost.pp - 1, stage == 0) for stage, of in enumerate(stages))
     return MemoryLines(tuple(line for some in lines for line in some))
 
 
@@ -25,7 +25,8 @@ def memory_of_stage(cost: Cost, stage: int, layers: int, recomputed: int) -> Mem
     if cost.pp == 1:
         own = replace(cost.model, recompute_layers=recomputed) if recomputed else cost.model.keeping_all
         return memory_of(replace(cost, model=own))
-    return MemoryLines(_of_stage(cost, stage, layers, recomputed).lines(cost.pp - stage, stage == cost.pp - 1))
+    of = _of_stage(cost, stage, layers, recomputed)
+    return MemoryLines(of.lines(cost.pp - stage, stage == cost.pp - 1, stage == 0))
 
 
 def moments_of_stages(cost: Cost) -> list[StageMoments]:
@@ -34,8 +35,8 @@ def moments_of_stages(cost: Cost) -> list[StageMoments]:
     every = zip(model.layers_of_stages, model.recomputed_of_stages, strict=True)
     if model.stages_differ:
         return [_of_stage(cost, stage, *layers) for stage, layers in enumerate(every)]
-    whole = WholeBytes.of(cost) if cost.pp == 1 else WholeBytes()
-    return [stage_moments(cost, (1, cost.pp), *next(every), state_bytes(cost), whole)]
+    layers, recomputed = next(every)
+    return [stage_moments(cost, (1, cost.pp), layers, recomputed, state_bytes(cost), WholeBytes.of(cost, layers))]
 
 
 def pipeline_moments(cost: Cost, tp: int, pp: int) -> StageMoments:
@@ -50,7 +51,7 @@ def _of_stage(cost: Cost, stage: int, layers: int, recomputed: int) -> StageMome
     dense = min(max(model.dense_layers - sum(model.layers_of_stages[:stage]), 0), layers)
     params = (layers - dense) * model.layer_params + (dense * model.dense_layer.layer_params if dense else 0)
     state = bytes_of_stage(cost, params, layers - dense, stage == 0, stage == cost.pp - 1)
-    return stage_moments(cost, (1, cost.pp), layers, recomputed, state, WholeBytes())
+    return stage_moments(cost, (1, cost.pp), layers, recomputed, state, WholeBytes.of(cost, layers))
 
 
 def least_bytes(cost: Cost, num_tokens: int) -> int:
@@ -68,7 +69,7 @@ def check_memory(cost: Cost) -> None:
     check_layers_ahead(cost)
     least = least_bytes(cost, 1)
     if least > cost.cluster.device.memory_bytes:
-        remedy = "more nodes" if cost.model.sharding == "zero3" or cost.pp > 1 else "sharding=zero3"
+        remedy = "more nodes" if cost.model.sharding == "zero3" else "sharding=zero3"
         raise _no_room(cost, least, "", remedy)
 
 

@@ -70,7 +70,7 @@ def _fullest(of: StageMoments, stage: int, stages: int, lasting: Floats, each: t
     """
     peak = np.full(lasting.shape[1], of.state, np.float64)
     under_way = lasting if stages == 1 else np.array([_window(rows, stages - stage) for rows in lasting.T])
-    for line in of.moments(stage == stages - 1) if len(lasting) else ():
+    for line in of.moments(stage == stages - 1, stage == 0) if len(lasting) else ():
         beside = _beside(line, *each)
         if stages > 1:  # a stage is at work on one micro-batch while others come and go
             beside = beside.max(axis=0)

@@ -27,7 +27,8 @@ class WholeBytes(NamedTuple):
     its parameters still, for the next chunk of tokens. attention: when the output projection's are, too.
     inputs: when all of the layer's gradients are, and parameters of the layers ahead. loss: the head's gradient, the
     head and the layers ahead. rows: when gradients of rows come to experts, and none of parameters is there. ahead:
-    parameters of one layer ahead.
+    parameters of one layer ahead. embedding: on the first of several stages, where other micro-batches are under way,
+    when a forward begins: the table and the layers ahead; table: when a backward ends, the table's gradient.
     """
 
     feed_forward: float = 0.0
@@ -38,25 +39,28 @@ class WholeBytes(NamedTuple):
     loss: float = 0.0
     rows: float = 0.0
     ahead: float = 0.0
+    embedding: float = 0.0
+    table: float = 0.0
 
     @staticmethod
-    def of(cost: Cost) -> "WholeBytes":
-        """Returns those of a job's sharding: none where all ranks have all parameters and gradients.
+    def of(cost: Cost, layers: int) -> "WholeBytes":
+        """Returns those of a job's sharding, on a rank of a stage of so many layers: none where all ranks have all
+        parameters and gradients.
 
         Of layers of two kinds they are of the one that most have. Where what layers keep waits on hosts, no more of it
         is there in the backward of the last layers than in that of the first ones, so each is of the kind with more.
         """
         if not (cost.model.dense_layers and cost.model.layers_on_hosts):
-            return WholeBytes._of_kind(cost, 0.0)
+            return WholeBytes._of_kind(cost, layers, 0.0)
         dense = replace(cost, model=cost.model.dense_layer)
-        ahead = WholeBytes._of_kind(dense, 0.0).ahead
-        kinds = WholeBytes._of_kind(cost, ahead), WholeBytes._of_kind(dense, 0.0)
+        ahead = WholeBytes._of_kind(dense, layers, 0.0).ahead
+        kinds = WholeBytes._of_kind(cost, layers, ahead), WholeBytes._of_kind(dense, layers, 0.0)
         return WholeBytes(*(max(both) for both in zip(*kinds, strict=True)))
 
     @staticmethod
-    def _of_kind(cost: Cost, ahead: float) -> "WholeBytes":
-        """Returns those of layers with experts, or without. ahead: bytes that are at least gathered of a layer
-        ahead."""
+    def _of_kind(cost: Cost, layers: int, ahead: float) -> "WholeBytes":
+        """Returns those of so many layers with experts, or without. ahead: bytes that are at least gathered of a
+        layer ahead."""
         model, degrees, ranks = cost.model, degrees_of(cost.model.sharding), cost.cluster.num_ranks
         weights, gradients = (degree != 1 and ranks > 1 for degree in (degrees.weights, degrees.gradients))
         weight, gradient = weights * model.element_bytes, gradients * GRADIENT_BYTES
@@ -72,7 +76,7 @@ class WholeBytes(NamedTuple):
         layer = model.layer_params - all_experts
         ffn, out = layer - attention, attention * model.num_heads / (2 * (model.num_heads + model.num_kv_heads))
         one = weight * (layer - own + experts - own_experts)  # gathered for a layer
-        following = max(one, ahead) * min(cost.layers_ahead, max(model.num_layers - 1, 1))
+        following = max(one, ahead) * min(cost.layers_ahead, max(layers - 1, 1))
 
         def there(left: float, left_experts: float) -> float:
             found = following
@@ -80,8 +84,12 @@ class WholeBytes(NamedTuple):
                 found -= min(weight, gradient) * min(part, rest) + gradient * max(part - rest, 0)
             return found
 
-        # Table and head are cut as one, so some ranks have a part of the table and none of the head.
-        loss = (weight + gradient) * head * (1 - model.tied_embeddings / ranks)
+        # Table and head are cut as one, so some ranks have a part of the table and none of the head; of a stage, whose
+        # rank with most has a part of one of them and none of the other, it is that rank.
+        table = model.table_params if cost.pp > 1 else 0
+        of_rank = (table + head) / ranks if cost.pp > 1 else model.tied_embeddings * head / ranks
+        loss = (weight + gradient) * (head - min(head, of_rank))
+        rest = table - min(table, of_rank)
         projections, down = attention - out, (ffn / 3, experts / 3)
         kept = layer - down[0], experts - down[1]
         made = gradient * (ffn + experts)
@@ -91,9 +99,11 @@ class WholeBytes(NamedTuple):
             there(attention, 0) + weight * (layer + experts) + made,
             there(projections, 0) + weight * projections + gradient * out + made,
             following + gradient * (layer - own + experts - own_experts),
-            one * min(cost.layers_ahead, model.num_layers) + loss,
+            one * min(cost.layers_ahead, layers) + loss,
             there(layer, experts) + weight * (layer + experts),
             one,
+            weight * rest + one * min(cost.layers_ahead, layers) if table else 0.0,
+            gradient * rest,
         )
 
 
@@ -113,17 +123,21 @@ def state_bytes(cost: Cost) -> int:
 
 
 def bytes_of_stage(cost: Cost, params: int, layers_of_experts: int, is_first: bool, is_last: bool) -> int:
-    """Returns the bytes of a job's stage, with so many parameters of layers, on the rank of it that has most: state of
-    the table and the head is cut as one, though each is on another stage, so some of a stage's ranks have more.
+    """Returns the bytes of a job's stage, with so many parameters of layers, on the rank of it that has most: what is
+    cut of the table and the head is cut as one, though each is on another stage, so some of a stage's ranks have more.
     layers_of_experts: those of its layers that have experts, where a model has."""
     model, ranks = cost.model, cost.cluster.num_ranks
     layers = max(model.with_stages(cost.pp).layers_of_stages)
     outer = is_first * model.table_params + is_last * (model.head_params + model.hidden)
     size = ParameterCount(params + outer, layers_of_experts * model.expert_params)
-    if degrees_of(model.sharding).optimizer == 1:
-        return _state_bytes(cost, size, layers, (1, 1, 1))
+    degrees = degrees_of(model.sharding)
+    found = _state_bytes(cost, size, layers, (degrees.secondary, degrees.gradients, degrees.optimizer))
+    if degrees.optimizer == 1:
+        return found
+    each = adam_bytes(model)
+    each += model.element_bytes * (degrees.secondary != 1) + GRADIENT_BYTES * (degrees.gradients != 1)
     more = min(outer, (model.table_params + model.head_params) / ranks) - outer / ranks
-    return _state_bytes(cost, size, layers, (1, 1, WORLD)) + int(max(more, 0) * adam_bytes(model))
+    return found + int(max(more, 0) * each)
 
 
 def pipeline_state_bytes(cost: Cost, tp: int, pp: int) -> int:

@@ -4,7 +4,9 @@ Every stage has clocks, queues and links of its own, on which a micro-batch's la
 without stages: hop by hop, every rank waiting for its data alone. Before that a rank waits for its tokens' hidden
 states (or their gradients) from its stack's rank of the stage before. All ranks of a stage have one order of micro-
 batches, one forward, one backward: with orders of their own, two that share a ring could wait for each other for
-ever. A rank with nothing to do in a micro-batch goes on to the next at once.
+ever. A rank with nothing to do in a micro-batch goes on to the next at once, unless the stage's ranks meet in it: with
+ZeRO-3 they gather parameters for every forward and every backward, and with ZeRO-2 and 3 every backward reduces their
+gradients.
 
 What ranks of a node send to the next stage leaves by their NICs as if all of it left at once; it does not disturb
 attention's messages, as parameters and gradients do not.
@@ -62,9 +64,10 @@ def hop_seconds(plan: Plan, cost: Cost) -> Floats:
     return np.where(plan.tokens_per_rank > 0, seconds + cost.latency_seconds(yes), 0.0)
 
 
-def run(plans: Sequence[Plan], parts: Sequence[Programs], cost: Cost) -> Iterator[Turn]:
-    """Yields every turn of every stage, each after those it waits for. parts: of every plan, its forward and
-    backward."""
+def run(plans: Sequence[Plan], parts: Sequence[Programs], cost: Cost, sharing: Sharing | None = None) -> Iterator[Turn]:
+    """Yields every turn of every stage, each after those it waits for. parts: of every plan, its forward and backward.
+    sharing: of a stage, all of which share at the same time; the first one's are added to it, of every micro-batch.
+    None: nothing is gathered or reduced."""
     count, ranks = len(plans), cost.cluster.num_ranks
     stages = [ClockState.zero(cost.cluster) for _ in range(cost.pp)]
     made = np.zeros((2, cost.pp, count, ranks))  # when a rank's forward, or backward, of a micro-batch is done
@@ -82,6 +85,11 @@ def run(plans: Sequence[Plan], parts: Sequence[Programs], cost: Cost) -> Iterato
         begin = state.ready
         own = cost.of_stage(stage)
         played = _play(state, plan, parts[micro], backward, own, plan_copies(plan, own)[int(backward)])
+        if sharing is not None and (sharing.of.reduced if backward else sharing.of.every_micro_batch):
+            span = float(state.ready.max() - begin.max())
+            shown = _shown(sharing, stage, backward, span, _carried(parts[micro], own)[int(backward)].busiest(cost))
+            state.meet()
+            state.ready = state.ready + shown
         if stage == cost.pp - 1 and not backward:
             state.ready = state.ready + cost.head_seconds(plan.tokens_per_rank)
         made[int(backward), stage, micro] = state.ready
@@ -102,20 +110,35 @@ def _play(
     return (*again, Layers(parts[1], back, cost.layers, copies).play(state))
 
 
+def _carried(of: Programs, cost: Cost) -> tuple[Carried, Carried]:
+    """Returns what attention sends in a stage's forward and backward of a micro-batch. cost: of the stage."""
+    forward = Carried.of(of[0], cost)
+    return forward, forward.of_layers(cost.again_layers, cost).plus(Carried.of(of[1], cost))
+
+
+def _shown(sharing: Sharing, stage: int, backward: bool, span: float, nic: float) -> float:
+    """Returns the seconds by which gathers and reductions make a turn of `span` seconds late, whose layers keep the
+    busiest NIC busy for `nic`; those of the first stage are added to what a rank has of them in a step."""
+    if stage == 0:
+        return sharing.backward(span, nic) if backward else sharing.forward(span, nic, False)
+    return sharing.of.backward(span, nic) if backward else sharing.of.forward(span, nic)
+
+
 def play(plans: tuple[Plan, ...], parts: Sequence[Programs], cost: Cost, sharing: Sharing) -> tuple[Totals, float]:
     """Plays the step: returns (the step, of all stages; the bubble). parts: of every plan, its forward and backward.
 
     bubble: mean seconds for which a rank has nothing to do because other stages of its stack are at work: before its
     first turn, between turns, and after its last one.
 
-    Parameters and gradients of all stages move at the same time. The first stage begins first and ends last, so what
-    it does not hide of them is what the step takes longer.
+    Parameters and gradients of all stages move at the same time. What a micro-batch does not hide of its own is in its
+    turns. Of those of a step the first stage begins first and ends last, so what it does not hide of them is what the
+    step takes longer.
     """
     totals = [Totals.zero(cost.cluster.num_ranks, cost.cluster.num_nics) for _ in range(cost.pp)]
     idle, end = np.zeros((2, cost.pp, cost.cluster.num_ranks))
     spans = np.zeros(2)  # of the first stage's first forward and last backward
     forward_end = 0.0
-    for turn in run(plans, parts, cost):
+    for turn in run(plans, parts, cost, sharing):
         plan, total = plans[turn.micro], totals[turn.stage]
         total.add(*turn.played)
         total.exposed += turn.late
@@ -130,14 +153,14 @@ def play(plans: tuple[Plan, ...], parts: Sequence[Programs], cost: Cost, sharing
             spans[int(turn.backward)] = turn.end.max() - turn.begin.max()
     for stage, total in enumerate(totals):
         own = cost.of_stage(stage)
-        for plan, (ahead, back) in zip(plans, parts, strict=True):
-            forward = Carried.of(ahead, own)
-            used = forward.plus(forward.of_layers(own.again_layers, own)).plus(Carried.of(back, own))
-            _send(total, stage, plan, used, cost)
-    first = cost.of_stage(0)
-    shown = sharing.forward(float(spans[0]), Carried.of(parts[0][0], first).busiest(cost), False)
-    again = Carried.of(parts[-1][0], first).of_layers(first.again_layers, first)
-    shown += sharing.backward(float(spans[1]), again.plus(Carried.of(parts[-1][1], first)).busiest(cost))
+        for plan, of in zip(plans, parts, strict=True):
+            forward, backward = _carried(of, own)
+            _send(total, stage, plan, forward.plus(backward), cost)
+    first, shown = cost.of_stage(0), 0.0
+    if not sharing.of.every_micro_batch:
+        shown += sharing.forward(float(spans[0]), Carried.of(parts[0][0], first).busiest(cost), False)
+    if not sharing.of.reduced:
+        shown += sharing.backward(float(spans[1]), _carried(parts[-1], first)[1].busiest(cost))
     out = Totals.joined(totals)
     out.end, out.forward_end = float(end.max()) + shown, forward_end
     return out, float((idle + end.max(axis=0) - end).mean())

@@ -100,7 +100,7 @@ def whole_step(
     overlap, cut = StepOverlap.of(window), ZeroCut.of(zero)
     groups, experts = plans[0].num_ranks, experts.in_chunks(overlap.experts)
     if isinstance(cut.stage, ShardDegrees) and stages > 1:
-        raise ValueError(f"sharding is nested; with {stages} pipeline stages it takes none or zero1")
+        raise ValueError(f"sharding is nested; with {stages} pipeline stages it takes none, zero1, zero2 or zero3")
     if some is not None and overlap.experts.gradients is not None:
         raise ValueError(
             "gradients go between experts' messages of the next layer; all or no layers are recomputed then"

@@ -64,7 +64,7 @@ def jobs(draw: st.DrawFn) -> Simulated:
     so slow that nothing else counts."""
     cost = draw(costs(nodes=3, gpus=4))
     kind = draw(st.sampled_from(("gpus", "gpus", "experts", "groups", "stages", "both")))
-    sharding = draw(st.sampled_from(("none", "zero1") if kind in ("stages", "both") else (*SHARDING, "nested")))
+    sharding = draw(st.sampled_from(SHARDING if kind in ("stages", "both") else (*SHARDING, "nested")))
     layers = draw(st.sampled_from((2, 4, 5)))
     model = replace(
         cost.model,
