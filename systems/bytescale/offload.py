@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.cost.recompute import kept_activation_bytes
+from zbench.cost.hidden import hidden_shares
 from zbench.describe.checks import FEWEST
 from zbench.plans.plan import Ints
 from zbench.systems.zeppelin.zones import capacity_tokens
@@ -32,14 +32,6 @@ def tokens_with_hosts(lengths: Ints, cost: Cost) -> Ints | None:
 
 def hidden_layers(lengths: Ints, cost: Cost) -> Ints:
     """Returns of how many layers of a stage what waits reaches host memory while all of a sequence's layers there are
-    computed, int64 [n]: of at most those of which something can wait there.
-
-    Ranks that share a sequence have the same share of both. A backward takes longer than the forward, which is what
-    counts, and links to hosts are as fast in both directions.
-    """
-    model, link = cost.model, cost.cluster.host
-    assert link is not None, "a run with something of layers on hosts has refused a cluster without a link there"
-    computing = cost.linear_seconds(lengths) + cost.whole_seconds(lengths, False)
-    sending = cost.message_seconds(lengths * kept_activation_bytes(model), link)
+    computed, int64 [n]: of at most those of which something can wait there."""
     layers = cost.layers
-    return np.minimum(layers * computing / sending, model.most_offloaded(layers)).astype(np.int64)
+    return np.minimum(layers * hidden_shares(lengths, cost), cost.model.most_offloaded(layers)).astype(np.int64)
