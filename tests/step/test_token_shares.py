@@ -60,7 +60,8 @@ def shared_step(
     stages."""
     degree, gpus_per_node, stages = shape
     parts = parts_of_layouts(plans, model, degree, experts, overlap.token_slices, shares)
-    built = whole_step(model, plans, degree, zero, overlap, level, experts, stages, shares)
+    overlap = replace(overlap, shares=tuple(shares))
+    built = whole_step(model, plans, degree, zero, overlap, level, experts, stages)
     return with_host_memory(built, model, gpus_per_node, layers, [one.sent for one in parts])
 
 

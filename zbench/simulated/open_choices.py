@@ -53,7 +53,7 @@ class ChosenSteps:
         where the run says it; and of how many layers of each micro-batch, all stages together, something waits in host
         memory, or of how many tokens, where that was chosen."""
         model, on_hosts = self.steps.model, self.steps.offloaded
-        if self.steps.shares:
+        if self.steps.overlap.shares:
             parts = self.steps.parts(batch, plans)
             sent = [int(one.sizes[one.sent].sum()) for one in parts]
             return {"offloaded_tokens": sent, "of_tokens": [int(one.sizes.sum()) for one in parts]}

@@ -74,15 +74,13 @@ def whole_step(
     recompute: str | SomeLayers = "none",
     experts: ExpertParallel = TOGETHER,
     stages: int = 1,
-    shares: Sequence[tuple[float, ...]] = (),
 ) -> Step:
     """Returns a training step on plan ranks x `degree` x `stages` GPUs; each plan is one micro-batch, with a backward.
 
     degree: of tensor parallelism; plans are of groups of so many GPUs. zero: the stage, "none", "1", "2" or "3", or
     degrees. window: layers that parameters are gathered ahead, or all that is beside the layers' work. recompute: a
     level of zbench.step.passes.recompute, of all layers or of some. experts: how those of a model with experts are laid
-    out and chosen. stages: of a pipeline, each with all of the plans' GPUs. shares: of each plan and each of its
-    sequences the share of tokens at which parts of t end, as of zbench.step.passes.parts.PlanParts; (): they do not.
+    out and chosen. stages: of a pipeline, each with all of the plans' GPUs.
 
     Raises:
         ValueError: a degree, stage, window or level cannot be, or plans do not fit.
@@ -118,16 +116,15 @@ def whole_step(
     none = np.full(groups * degree, -1, np.int64)
     built = _Built([], [], dict.fromkeys((*parameters.of_layers, *parameters.outside), none))
     loss, firsts, reduced, kept = 0, [], [], []
-    alike = (
-        first_alike(plans, shares=shares) if model.num_experts == 1 else range(len(plans))
-    )  # experts are drawn for each
+    # Experts are drawn for each.
+    alike = first_alike(plans, shares=overlap.shares) if model.num_experts == 1 else range(len(plans))
     before: dict[tuple[int, str], Template] = {}
     for number, (plan, same) in enumerate(zip(plans, alike, strict=True)):
         if same < number:
             one = replace(built.batches[same], number=number)
         else:
-            own_shares = shares[number] if shares else ()
-            parts = PlanParts(plan, model, degree, experts, token_slices=overlap.token_slices, shares=own_shares)
+            shares = overlap.shares[number] if overlap.shares else ()
+            parts = PlanParts(plan, model, degree, experts, token_slices=overlap.token_slices, shares=shares)
             one = BatchTemplates.of(parts, (number, len(plans)), parameters, formulas, parts.num_gpus * stages)
         begun = dict(built.gradients)
         made, loss = one.templates(built.gradients, loss)

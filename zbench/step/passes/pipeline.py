@@ -184,8 +184,8 @@ def forward_order(
 
 def first_alike(plans: Sequence[Plan], apart: int = 0, shares: Sequence[tuple[float, ...]] = ()) -> list[int]:
     """Returns the number of the first micro-batch whose plan is as that of each. apart: so many, the first ones, are as
-    no other: of forwards alone the first finds parameters as they are between steps. shares: of each plan, which have to
-    be alike as well."""
+    no other: of forwards alone the first finds parameters as they are between steps. shares: of each plan, which are
+    alike then, too."""
     if len(plans) == 1:
         return [0]
     first: dict[tuple[bytes, int, tuple[float, ...]], int] = {}

@@ -47,7 +47,7 @@ class ProvenSteps:
     has some are laid out and chosen. cluster: of GPUs; None: nothing has to fit. workers: that train apart in rounds,
     of which these steps are one's (zbench.step.passes.rounds); num_gpus are its own. recompute: what is recomputed of
     layers, None: as the model says. offloaded: of each plan, of how many first layers something is in host memory,
-    likewise. shares: of each plan and each of its sequences the share of tokens of which it is, (): as the model says.
+    likewise; of which tokens overlap says, or the model.
 
     Raises:
         ValueError: there are no such steps.
@@ -64,7 +64,6 @@ class ProvenSteps:
     workers: int = 1
     recompute: str | SomeLayers | None = None
     offloaded: tuple[int, ...] | None = None
-    shares: tuple[tuple[float, ...], ...] = ()
 
     def __post_init__(self) -> None:
         model, experts = self.model, self.experts
@@ -155,7 +154,7 @@ class ProvenSteps:
     def with_shares(self, shares: Sequence[tuple[float, ...]]) -> "ProvenSteps":
         """Returns the steps in which what waits of such shares of tokens is in host memory, of each plan's
         sequences."""
-        return replace(self, shares=tuple(shares))
+        return replace(self, overlap=replace(self.overlap, shares=tuple(shares)))
 
     def with_slices(self, count: int) -> "ProvenSteps":
         """Returns the steps in which exchanges cut a GPU's own tokens in so many slices."""
@@ -212,7 +211,8 @@ class ProvenSteps:
         model, shares = self.model, self._shares(plans)
         zero, degree, experts = ZeroCut(zero_of(model), self.workers), self.tensor_parallel, self.experts.of(batch)
         again = self._of_model if self.recompute is None else self.recompute
-        step = whole_step(model, plans, degree, zero, self.overlap, again, experts, self.stages, shares)
+        overlap = replace(self.overlap, shares=shares)
+        step = whole_step(model, plans, degree, zero, overlap, again, experts, self.stages)
         if model.uses_hosts:
             assert self.cluster is not None, "whoever runs steps says on what"
             most = [model.offloaded_layers(model.num_layers)] * len(step.layouts)
@@ -239,8 +239,10 @@ class ProvenSteps:
         experts, slices = self.experts.of(batch).in_chunks(self.overlap.experts), self.overlap.token_slices
         return parts_of_layouts(plans, self.model, self.tensor_parallel, experts, slices, self._shares(plans))
 
-    def _shares(self, plans: Sequence[Plan]) -> Sequence[tuple[float, ...]]:
+    def _shares(self, plans: Sequence[Plan]) -> tuple[tuple[float, ...], ...]:
         """Returns of each plan and each of its sequences the share of tokens of which something is in host memory, ():
         of all that there are."""
         share = self.model.offload_tokens
-        return self.shares if isinstance(share, str) else [(share,) * len(plan.lengths) for plan in plans]
+        if isinstance(share, str):
+            return self.overlap.shares
+        return tuple((share,) * len(plan.lengths) for plan in plans)
