@@ -1,4 +1,4 @@
-"""How much of what layers keep reaches host memory behind what is computed meanwhile."""
+"""Tells how much of what layers keep reaches host memory behind what is computed meanwhile."""
 
 import numpy as np
 

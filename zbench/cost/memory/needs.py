@@ -5,7 +5,7 @@ from dataclasses import replace
 from zbench.cost.cost import Cost
 from zbench.cost.memory.lines import MemoryLines
 from zbench.cost.memory.moments import StageMoments, stage_moments
-from zbench.cost.memory.shares import mixed
+from zbench.cost.memory.shares import moments_of_share
 from zbench.cost.memory.state import WholeBytes, bytes_of_stage, pipeline_state_bytes, state_bytes
 
 
@@ -63,7 +63,7 @@ def _moments(
     if isinstance(share, str):
         return found
     others = replace(cost, model=cost.model.offloading(0))
-    return mixed(found, stage_moments(others, shape, layers, recomputed, state, whole), share)
+    return moments_of_share(found, stage_moments(others, shape, layers, recomputed, state, whole), share)
 
 
 def least_bytes(cost: Cost, num_tokens: int) -> int:

@@ -11,7 +11,7 @@ from zbench.describe.arrays import Floats
 from zbench.plans.plan import Plan
 
 
-def mixed(sent: StageMoments, others: StageMoments, share: float) -> StageMoments:
+def moments_of_share(sent: StageMoments, others: StageMoments, share: float) -> StageMoments:
     """Returns the moments of a stage of whose tokens a share is as in one, and the rest as in another one."""
 
     def of(mine: float, rest: float) -> float:

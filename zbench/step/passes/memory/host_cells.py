@@ -11,7 +11,7 @@ from zbench.step.lists import ListTable
 from zbench.step.template import AT_HOME
 
 
-class Cells(NamedTuple):
+class KeptCells(NamedTuple):
     """Cells of a tensor on a GPU. lists: along its axes, -1 where it has none. complete: the count of a contract's
     entry."""
 
@@ -21,24 +21,24 @@ class Cells(NamedTuple):
     complete: int
 
 
-def by_gpu(row: Sequence[int], layout: StepLayout, lists: ListTable) -> Iterator[Cells]:
+def by_gpu(row: Sequence[int], layout: StepLayout, lists: ListTable) -> Iterator[KeptCells]:
     """Yields the cells of a contract's entry, GPU by GPU."""
     tensor, _, places, first, second, count, *_ = row
     if places != AT_HOME:
         for gpu in lists.rows[places].tolist():
-            yield Cells(tensor, gpu, (first, second), count)
+            yield KeptCells(tensor, gpu, (first, second), count)
         return
     (axis,), home = layout.tensors[tensor].axes, layout.tensors[tensor].home  # what is at home is of tokens alone
     for gpu in np.unique(home).tolist():
-        yield Cells(tensor, gpu, (lists.number(axis, np.flatnonzero(home == gpu)), -1), count)
+        yield KeptCells(tensor, gpu, (lists.number(axis, np.flatnonzero(home == gpu)), -1), count)
 
 
 def by_tokens(
-    every: Sequence[Cells], tokens: Flags, layout: StepLayout, lists: ListTable
-) -> tuple[list[Cells], list[Cells]]:
+    every: Sequence[KeptCells], tokens: Flags, layout: StepLayout, lists: ListTable
+) -> tuple[list[KeptCells], list[KeptCells]]:
     """Returns cells of some parts of t, and those of others. tokens: whether each part is among the first, bool
     [parts]; what is not cut along t is."""
-    found: tuple[list[Cells], list[Cells]] = ([], [])
+    found: tuple[list[KeptCells], list[KeptCells]] = ([], [])
     for one in every:
         if layout.tensors[one.tensor].axes[0] != "t":
             found[0].append(one)
@@ -50,7 +50,9 @@ def by_tokens(
     return found
 
 
-def once_a_host(there: Sequence[Cells], layout: StepLayout, lists: ListTable, gpus_per_host: int) -> Iterator[Cells]:
+def once_a_host(
+    there: Sequence[KeptCells], layout: StepLayout, lists: ListTable, gpus_per_host: int
+) -> Iterator[KeptCells]:
     """Yields cells without those that a GPU before with the same host has, too. there: by tensor and GPU in order."""
     at, gone = (-1, -1), np.zeros((0, 0), np.bool_)
     for one in there:

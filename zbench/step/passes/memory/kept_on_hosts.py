@@ -32,7 +32,7 @@ from zbench.step.layers import EVERY_COUNT
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import SEND, Operations, operation_row
-from zbench.step.passes.memory.host_cells import Cells, by_gpu, by_tokens, once_a_host
+from zbench.step.passes.memory.host_cells import KeptCells, by_gpu, by_tokens, once_a_host
 from zbench.step.template import Instance, Items, Step, Template
 
 Rows = list[list[int]]
@@ -190,9 +190,9 @@ class _Waiting:
 
     lists: ListTable
     kept: Rows
-    there: tuple[Cells, ...]
-    stays: tuple[Cells, ...]
-    sent: tuple[Cells, ...]
+    there: tuple[KeptCells, ...]
+    stays: tuple[KeptCells, ...]
+    sent: tuple[KeptCells, ...]
     num_gpus: int
     gpus_per_host: int
     behind: int
