@@ -11,14 +11,17 @@ import pytest
 from tests.cost.test_stage_memory import CHUNK, pipelines_of, reckoned_and_found
 from tests.helpers.oracles import small
 from zbench.cost.cost import Cost
+from zbench.cost.hidden import hidden_shares
 from zbench.cost.job import make_cost
-from zbench.cost.memory.peak import peak_bytes
+from zbench.cost.memory.fewest import PARTS
+from zbench.cost.memory.peak import peak_bytes, step_bytes
 from zbench.describe.batch import Batch
 from zbench.simulated.executor import Simulated
-from zbench.simulated.offloading import chosen_offload
+from zbench.simulated.offloading import chosen_offload, chosen_shares
 from zbench.step.passes.own_plans import own_plans
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.local_packing import LocalPacking
+from zbench.systems.zeppelin.planner import Zeppelin
 
 HOST = {"host_bandwidth": 25e9, "host_efficiency": 0.8, "host_latency": 1e-5, "host_memory": 1e14}
 WAYS = [("inputs", "full", "whole"), ("inputs", "full", CHUNK), ("activations", "none", "whole")]
@@ -99,6 +102,51 @@ def test_as_few_layers_as_fit_of_every_stage() -> None:
     assert (few[1], many[1]) == (2, 3)
     assert few[0] == many[0] == 0
     assert chosen_offload(plans, hosted(memory=1e6, **of), 1, 2) == (3, 3)  # nothing fits
+
+
+@pytest.mark.parametrize(("stages", "zero"), [(1, "zero3"), (1, "zero1"), (2, "zero1")])
+@pytest.mark.parametrize(("recompute", "chunk"), [("none", "whole"), ("selective", 256), ("full", "whole")])
+@pytest.mark.parametrize("layers", ["all", 3])
+def test_of_a_share_of_tokens(stages: int, zero: str, recompute: str, chunk: int | str, layers: int | str) -> None:
+    """That the run says: never less than live ranges, and to 2 %."""
+    for share, vocab in product((0.3, 0.75), (1000, 128256)):
+        of = {"num_layers": 8, "vocab": vocab, "offload": "activations", "sharding": zero, "recompute": recompute}
+        of |= {"offload_layers": layers, "offload_tokens": share, "mlp_chunk_tokens": chunk, "loss_chunk_tokens": chunk}
+        reckoned, found = reckoned_and_found(hosted(**of, pipeline_parallel=stages), 4096, 6)
+        assert (found <= reckoned).all()
+        assert found.max() >= 0.98 * reckoned.max()
+
+
+def test_of_as_few_tokens_as_fit() -> None:
+    """With the shares that are chosen a step fits by its account, with the next smaller ones it is not known to; long
+    sequences have larger shares, up to what is hidden, and beyond that all have more."""
+    of = {"num_layers": 8, "vocab": 1000, "offload": "activations", "sharding": "zero1", "offload_tokens": "auto"}
+    batch = Batch(np.array([16384, 8192, 8192, *[2048] * 16]), 0, 0)
+    usual = hosted(**of)
+    (plan,) = Zeppelin(usual).plan(batch)
+    hidden = np.minimum(hidden_shares(plan.lengths, usual), 1.0)
+    assert hidden.min() < hidden.max()
+    none, behind, every = (
+        float(step_bytes(plan, usual, shares).max()) for shares in (0 * hidden, hidden, np.ones(len(hidden)))
+    )
+    assert every < behind < none
+    for room in (none, 0.7 * none + 0.3 * behind, behind, 0.5 * behind + 0.5 * every, every, every - 1):
+        tight = hosted(memory=room, **of)
+        (shares,) = chosen_shares((plan,), tight, 1, 1)
+        found = np.array(shares)
+        assert (np.argsort(found, kind="stable") == np.argsort(hidden, kind="stable")).all() or not np.ptp(found)
+        if room >= behind:
+            assert (found <= hidden).all()
+        else:
+            assert (found >= hidden).all()
+        assert (not found.any()) == (room == none)
+        result = Simulated(tight).step(batch, (plan,))
+        assert not result.out_of_memory or room < every
+        (tokens,), (whole,) = result.recompute["offloaded_tokens"], result.recompute["of_tokens"]
+        assert whole == batch.num_tokens
+        assert 0 <= tokens - found @ plan.lengths < plan.num_ranks  # each GPU's are rounded up
+        fewer = found - hidden / PARTS if room >= behind else found - (1 - hidden) / PARTS
+        assert room in (none, every - 1) or step_bytes(plan, tight, np.maximum(fewer, 0)).max() > room
 
 
 def test_as_few_layers_as_fit_of_all_pipelines() -> None:

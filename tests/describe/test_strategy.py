@@ -164,6 +164,7 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
         "loss_chunk_tokens": "whole",
         "offload": "none",
         "offload_layers": "all",
+        "offload_tokens": "all",
         "optimizer_layers": "all",
         "parameter_layers": "none",
         "host_updates": "as_gradients_come",
@@ -310,6 +311,24 @@ def test_one_choice_for_the_batch_at_hand() -> None:
     told = r"^memory.offload_layers is auto with recompute.granularity adaptive; .* so it takes all or a number$"
     with pytest.raises(ValueError, match=told):
         TrainingMemory(offload="activations", offload_layers="auto").check_offload("adaptive", 1, "zero2")
+    told = r"^memory.offload_tokens is auto with recompute.granularity adaptive; .* so it takes all or a share$"
+    with pytest.raises(ValueError, match=told):
+        TrainingMemory(offload="activations", offload_tokens="auto").check_offload("adaptive", 1, "zero2")
+    told = (
+        r"^memory.offload_tokens is auto with memory.offload_layers auto; one of both .* or memory.offload_layers=all$"
+    )
+    with pytest.raises(ValueError, match=told):
+        TrainingMemory(offload="activations", offload_layers="auto", offload_tokens="auto")
+
+
+@pytest.mark.parametrize("tokens", [0.0, 1.0, 1, 0, -0.5, "some", float("nan"), True])
+def test_a_share_of_tokens_on_hosts_is_between_none_and_all(tokens: float | str) -> None:
+    with pytest.raises(ValueError, match=r"^memory.offload_tokens is .*; it takes a number between 0 and 1, the share"):
+        TrainingMemory(offload="activations", offload_tokens=tokens)
+    told = r"^memory.offload_tokens is 0.5; without inputs or activations of layers in memory.offload it takes all,"
+    with pytest.raises(ValueError, match=told):
+        TrainingMemory(offload="optimizer", offload_tokens=0.5)
+    assert TrainingMemory(offload="activations", offload_tokens=0.5).offload_tokens == 0.5
 
 
 @pytest.mark.parametrize(("sharding", "stages"), [("none", 1), ("zero1", 2)])

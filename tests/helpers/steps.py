@@ -23,7 +23,7 @@ from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import Plan
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.overlap.token_slices import TokenChunk, TokenCuts
-from zbench.step.passes.own_plans import own_plans
+from zbench.step.passes.own_plans import own_plans, parts_of_layouts
 from zbench.step.passes.parameters.pipeline_parameters import PipelineShapes
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.router.seats import RouterSeats
@@ -95,7 +95,9 @@ def tokens_of(
 ) -> Tokens:
     """The tokens of every part of t: a block's tokens in order, in `degree` shares, the first ones larger by one, which
     are divided where a slice of a GPU's tokens ends: its token number i of n is in the last slice s that begins, at
-    n s // slices, no later. Of chunks of a group's tokens there are as many slices as it takes."""
+    n s // slices, no later. Of chunks of a group's tokens there are as many slices as it takes. Then parts end where
+    the tokens that go to hosts do."""
+    placed: list[tuple[tuple[int, int], int, list[int], list[int]]] = []
     totals, before = dict[tuple[int, int], int](), dict[tuple[int, int], int]()
     blocks, columns, runs = plan.blocks, ([], [], [], []), dict[int, list]()
     for block in range(len(blocks)):
@@ -119,7 +121,6 @@ def tokens_of(
             key = (int(blocks.home[block]), gpu)
             totals[key] = totals.get(key, 0) + len(one)
     for block in range(len(blocks)):
-        pieces = []
         for gpu, one, two in runs[block]:
             key = (int(blocks.home[block]), gpu)
             first, total = before.get(key, 0), totals[key]
@@ -131,15 +132,41 @@ def tokens_of(
             ]
             for number in sorted(set(numbers)):
                 at = [place for place, mine in enumerate(numbers) if mine == number]
-                pieces.append(([one[i] for i in at], [two[i] for i in at]))
-        for one, two in pieces:
-            if len(one):
-                values = [[sequences[s][which][p] for s, p in zip(one, two, strict=True)] for which in (0, 1)]
-                for column, value in zip(columns, (one, two, *values), strict=True):
-                    column.append(np.array(value, np.int64))
+                placed.append((key, block, [one[i] for i in at], [two[i] for i in at]))
+    for one, two in pieces_of(plan, cuts, placed):
+        if len(one):
+            values = [[sequences[s][which][p] for s, p in zip(one, two, strict=True)] for which in (0, 1)]
+            for column, value in zip(columns, (one, two, *values), strict=True):
+                column.append(np.array(value, np.int64))
     routing = routing if isinstance(routing, Routing) else None
     chosen = [] if routing is None else np.split(routing.chosen, routing.begin[1:-1])
     return Tokens(*columns, chosen, None if routing is None else routing.padding)
+
+
+def pieces_of(
+    plan: Plan, cuts: TokenCuts, placed: list[tuple[tuple[int, int], int, list[int], list[int]]]
+) -> list[tuple[list[int], list[int]]]:
+    """The sequences and positions of placed pieces (of a GPU and a block), each cut where what its GPU sends to hosts
+    ends: of blocks with the largest shares first, as many tokens as the shares of all of its tokens come to."""
+    if not cuts.shares:
+        return [(one, two) for _, _, one, two in placed]
+    own = dict(zip(plan.sequences.tolist(), cuts.shares, strict=True))
+    of_block = [
+        round(np.mean([own[s] for _, at, one, _ in placed if at == block for s in one]), 12)
+        for block in range(len(plan.blocks))
+    ]
+    left = {key: sum(of_block[at] * len(one) for gpu, at, one, _ in placed if gpu == key) for key, *_ in placed}
+    left = {key: ceil(round(size, 4)) for key, size in left.items()}
+    cut = [0] * len(placed)
+    for number in sorted(range(len(placed)), key=lambda number: (-of_block[placed[number][1]], number)):
+        key, _, one, _ = placed[number]
+        cut[number] = min(left[key], len(one))
+        left[key] -= cut[number]
+    return [
+        half
+        for (_, _, one, two), at in zip(placed, cut, strict=True)
+        for half in ((one[:at], two[:at]), (one[at:], two[at:]))
+    ]
 
 
 def chunks_of(totals: dict[tuple[int, int], int], home: int, degree: int, chunk: TokenChunk) -> int:
@@ -189,12 +216,14 @@ def execute(
     model: Model = MODEL,
     experts: ExpertParallel = TOGETHER,
     slices: TokenSlices = UNCUT,
+    shares: Sequence[tuple[float, ...]] = (),
 ) -> float:
     """The largest relative error of the executed step: of the loss, of every gradient and parameter wherever it is.
-    slices: in which exchanges of groups cut tokens."""
+    slices: in which exchanges of groups cut tokens; shares: of each plan's sequences the share of tokens that is sent
+    to hosts."""
     given, sequences = dense_step.weights(model), sequences_of(plans, model)
     if plans[0].pipelines is None:
-        parts = [PlanParts(plan, model, degree, experts, token_slices=slices) for plan in plans]
+        parts = parts_of_layouts(plans, model, degree, experts, slices, shares)
     else:
         shapes = PipelineShapes.of(plans[0].pipelines)
         own = own_plans(plans)

@@ -30,6 +30,8 @@ def test_what_all_steps_chose_is_told_once() -> None:
     assert choice_words([chosen(again=ChosenRecompute("full", (4, 4), 8, 1))]).endswith(", recompute full")
     assert choice_words([chosen(again=ChosenRecompute("none", (0, 0), 8, 1))]).endswith(", recompute none")
     assert choice_words([step(recompute={"level": "linear", "predicted_bytes": 1})]) == "recompute linear"
+    tokens = step(recompute={"offloaded_tokens": [20, 100], "of_tokens": [80, 200]})
+    assert choice_words([tokens]) == "50 % of tokens on hosts"
     pieces = ExpertChunks(4, 4, AFTER_CHUNKS, GradientPieces(count=8, inside=2, beside=6))
     assert (
         ", tokens to experts in 4 chunks, experts' gradients computed after all chunks, of 8 pieces of a layer's "

@@ -14,6 +14,7 @@ from tests.helpers.oracles import A100, H100, batches, small
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.cost.memory.peak import peak_bytes
+from zbench.cost.recompute import kept_activation_bytes
 from zbench.cost.stacks import stacked
 from zbench.describe.batch import Batch
 from zbench.plans.plan import ATTEND, TRANSFER, Ints
@@ -21,7 +22,7 @@ from zbench.proof.verify import verify_step
 from zbench.simulated.executor import Simulated
 from zbench.simulator.estimate.step import StepEstimate, layer_seconds
 from zbench.systems.bytescale.balance import NEAR, RingAssignment, balanced, cuts, nic_seconds, share_seconds
-from zbench.systems.bytescale.offload import hidden_layers, tokens_with_hosts
+from zbench.systems.bytescale.offload import hidden_layers, hidden_parts, tokens_with_hosts
 from zbench.systems.bytescale.planner import ByteScale
 from zbench.systems.bytescale.slots import alike, even, even_parts, split_by_room, staged_seconds
 from zbench.systems.common.micro_batches import fitting_tokens
@@ -439,6 +440,37 @@ def test_algorithm_1_with_activations(level: str, hiddens: int) -> None:
     assert held is not None
     assert held.tolist() == [capacity_tokens(without(cost, count)) for count in layers.tolist()]
     assert capacity_tokens(without(cost, 0)) < held[0] < held[2]
+
+
+def test_algorithm_1_by_shares_of_a_sequences_tokens() -> None:
+    """The paper's r, in parts of 64: what is computed of a layer over what copying all that it keeps takes. A rank
+    holds as many tokens as with such a share of all of its tokens on hosts, and a plan fits with what a run chooses."""
+    of = {"recompute": "none", "offload": "activations"}
+    cost, lengths = offloading(20e9, "all", offload_tokens="auto", **of), np.array([100, 30_000, 100_000, 1_000_000])
+    parts, model = hidden_parts(lengths, cost), cost.model
+    computing = cost.linear_seconds(lengths) + cost.whole_seconds(lengths, False)
+    sending = 1e-5 + lengths * kept_activation_bytes(model) / 16e9
+    assert parts.tolist() == np.minimum(64 * computing / sending, 64).astype(int).tolist()
+    assert 0 < parts[0] <= parts[1] < parts[2] < parts[3] == 64
+    held = tokens_with_hosts(lengths, cost)
+    assert held is not None
+    shares = [*(int(count) / 64 for count in parts[:3]), "all"]
+    models = [replace(model, offload_tokens=share) for share in shares]
+    assert held.tolist() == [capacity_tokens(replace(cost, model=one)) for one in models]
+    assert capacity_tokens(without(cost, 0)) < held[0] <= held[1] < held[2] < held[3]
+    assert tokens_with_hosts(lengths, offloading(20e9, "all", **of)) is None
+    fast, batch = offloading(60e9, "all", offload_tokens="auto", **of), Batch(np.array([100_000, 30_000, 500]), 0, 0)
+    degrees = []
+    for one in (fast, without(fast, 0)):
+        naive = ByteScale(one, "published", balance_micro_batches=False)
+        degrees.append(naive.layout(batch.lengths, capacity_tokens(one)).degree.tolist())
+    assert degrees[0] == [3, 1, 1]
+    assert degrees[1][0] == 8
+    plans = ByteScale(fast, "published").plan(batch)
+    result = Simulated(fast).step(batch, plans)
+    assert not result.out_of_memory
+    assert max(result.recompute["offloaded_tokens"]) > 0
+    assert sum(result.recompute["of_tokens"]) == batch.num_tokens
 
 
 def test_a_long_sequence_takes_fewer_ranks_where_it_hides_its_transfers() -> None:

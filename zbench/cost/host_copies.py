@@ -16,9 +16,11 @@ import numpy as np
 from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
 from zbench.cost.memory.copies import kept_bytes
-from zbench.cost.memory.fewest import with_fewest
+from zbench.cost.memory.fewest import least_shares, with_fewest
 from zbench.cost.memory.moments import layer_kept_bytes
+from zbench.cost.memory.shares import shares_of_ranks
 from zbench.describe.arrays import Floats
+from zbench.describe.checks import FEWEST
 from zbench.plans.plan import Ints, Plan
 
 MANY = 1 << 20  # tokens beside which a start is nothing
@@ -58,7 +60,7 @@ class HostCopies:
     def of(cost: Cost, tp: int = 1, layers: int | None = None) -> "HostCopies | None":
         """Returns the copies of a job's stage, of the fewest layers; None where nothing is on hosts, no link is
         described, or the cost model does not wait for them. tp, layers: of a stage of a pipeline that a planner
-        chooses. Layers whose number is open are as many as can be."""
+        chooses. Layers whose number is open are as many as can be, and tokens whose share is open all."""
         model, link = cost.model, cost.cluster.host
         if not (model.uses_hosts and cost.waits_for_hosts) or link is None:
             return None
@@ -67,6 +69,8 @@ class HostCopies:
         again = min(model.recomputed_layers * layers // model.num_layers, layers)
         some = model.offloaded_layers(layers)
         kept, kept_again = layer_kept_bytes(cost, tp)
+        if not isinstance(model.offload_tokens, str):
+            kept, kept_again = kept * model.offload_tokens, kept_again * model.offload_tokens
         kinds = (min(some, again), kept_again), (max(some - again, 0), kept), (layers - some, 0.0)
         resting, updated = (
             count / model.num_layers for count in (model.parameters_on_hosts, model.layers_updated_on_hosts)
@@ -104,11 +108,15 @@ class HostCopies:
 
 def plan_copies(plan: Plan, cost: Cost) -> tuple[LayerCopies | None, LayerCopies | None]:
     """Returns the copies of a plan's layers, (forward, backward), None where nothing is on hosts; of as few layers as
-    the plan fits with where their number is open. cost: of a stage, if stages differ."""
+    the plan fits with where their number is open, and of as few tokens where their share is. cost: of a stage, if
+    stages differ."""
     copies = HostCopies.of(with_fewest(plan, cost)) if cost.waits_for_hosts else None
     if copies is None:
         return None, None
-    tokens, received = plan.tokens_per_rank, kept_bytes(plan, cost)
+    share = cost.model.offload_tokens
+    some = shares_of_ranks(plan, least_shares(plan, cost)) if share == FEWEST else 1.0
+    tokens = some * plan.tokens_per_rank
+    received = (some if isinstance(share, str) else share) * kept_bytes(plan, cost)
     return copies.of_tokens(tokens, False, received), copies.of_tokens(tokens, True, received)
 
 

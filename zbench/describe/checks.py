@@ -107,6 +107,27 @@ def check_offload_layers(layers: int | str, some: bool) -> None:
         )
 
 
+def check_offload_tokens(tokens: float | str, layers: int | str, some: bool) -> None:
+    """Raises ValueError unless `tokens` is a share of each sequence's tokens of which something may wait in host
+    memory, or all, or auto. layers: of which it does; some: whether anything of layers does; else it has to be all."""
+    share = isinstance(tokens, float) and 0 < tokens < 1
+    if tokens not in (ALL_LAYERS, FEWEST) and not share:
+        raise ValueError(
+            f"memory.offload_tokens is {tokens!r}; it takes a number between 0 and 1, the share of each sequence's "
+            f"tokens, {ALL_LAYERS} or {FEWEST}"
+        )
+    if tokens != ALL_LAYERS and not some:
+        raise ValueError(
+            f"memory.offload_tokens is {tokens}; without inputs or activations of layers in memory.offload it takes "
+            f"{ALL_LAYERS}, or memory.offload=inputs or activations beside it"
+        )
+    if tokens == FEWEST and layers == FEWEST:
+        raise ValueError(
+            f"memory.offload_tokens is {FEWEST} with memory.offload_layers {FEWEST}; one of both is chosen for the "
+            f"batch at hand, so it takes {ALL_LAYERS} or a share, or memory.offload_layers={ALL_LAYERS}"
+        )
+
+
 def check_on_hosts(optimizer: int | str, parameters: int | str, updates: tuple[str, int | str], on_hosts: bool) -> None:
     """Refuses layers whose optimizer state or parameters cannot be in host memory. updates: when, and of how many
     layers gradients are carried. on_hosts: whether any optimizer state is.

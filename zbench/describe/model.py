@@ -17,6 +17,7 @@ from zbench.describe.checks import (
     check_experts,
     check_name,
     check_offload_layers,
+    check_offload_tokens,
     check_on_hosts,
     check_recompute_layers,
     check_stage_layers,
@@ -91,6 +92,9 @@ class Model(StagedLayers, LayersOnHosts, LayerParameters, ExpertLayers):
     offload_layers: whose inputs or activations these are: of "all" layers, of so many first ones of every stage, or
         "auto": of as few first ones of each micro-batch as it fits with; planners plan as if of all. The activations of
         a stage's last layer stay, as its backward is next, or next but for forwards of other micro-batches.
+    offload_tokens: and of which tokens of these layers: of "all", of a share of each sequence's, or "auto": of as large
+        ones as each micro-batch needs to fit, by what each sequence hides (zbench.simulated.offloading); planners plan
+        as if of all.
     Of these, recompute, its layers, sharding, both numbers of tokens, what is on hosts, both degrees and stages' layers
     are no properties of a model: a run sets them from groups of their own (zbench.describe.strategy).
     mask: what a query sees of its sequence, in every layer; a run sets it (its key `mask`).
@@ -127,6 +131,7 @@ class Model(StagedLayers, LayersOnHosts, LayerParameters, ExpertLayers):
         "none", "inputs", "activations", "optimizer", "inputs_and_optimizer", "activations_and_optimizer"
     ] = "none"
     offload_layers: int | str = ALL_LAYERS
+    offload_tokens: float | str = ALL_LAYERS
     optimizer_layers: int | str = ALL_LAYERS
     parameter_layers: int | str = NOWHERE
     host_updates: str = AS_GRADIENTS_COME
@@ -177,6 +182,7 @@ class Model(StagedLayers, LayersOnHosts, LayerParameters, ExpertLayers):
             self._check_recompute_layers()
         check_stage_layers(self.stage_layers)
         check_offload_layers(self.offload_layers, self.layers_on_hosts)
+        check_offload_tokens(self.offload_tokens, self.offload_layers, self.layers_on_hosts)
         updates = self.host_updates, self.carried_layers
         check_on_hosts(self.optimizer_layers, self.parameter_layers, updates, self.optimizer_on_hosts)
         check_chunk("mlp_chunk_tokens", self.mlp_chunk_tokens, (WHOLE,))
@@ -242,7 +248,7 @@ class Model(StagedLayers, LayersOnHosts, LayerParameters, ExpertLayers):
         if layers:
             return replace(self, offload_layers=layers)
         here: Literal["none", "optimizer"] = "optimizer" if self.optimizer_on_hosts else "none"
-        return replace(self, offload=here, offload_layers=ALL_LAYERS)
+        return replace(self, offload=here, offload_layers=ALL_LAYERS, offload_tokens=ALL_LAYERS)
 
     # -- parameters -------------------------------------------------------------------------------
     @property

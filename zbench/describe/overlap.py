@@ -1,5 +1,6 @@
 """The exchanges of a step that are beside the work of its layers: parameter gathers and gradient reductions, as
-frameworks say, at once or in two levels, and what tensor-parallel groups and experts exchange.
+frameworks say, at once or in two levels, what tensor-parallel groups and experts exchange, and whose tokens'
+activations go to host memory.
 
 Pure data: conf/sharding sets it with a yaml for each framework's default, conf/overlap and conf/experts with one for
 each method, zbench.step.passes builds it.
@@ -33,6 +34,8 @@ class StepOverlap:
         nodes, and transfers inside the nodes (zbench.step.passes.two_levels).
     exchanges: of tensor-parallel groups (zbench.describe.exchanges). experts: the chunks in which tokens go to experts
         (zbench.describe.expert_schedule).
+    shares: of each plan and each of its sequences the share of tokens of which something waits in host memory where it
+        does of a layer, chosen for a batch (zbench.simulated.offloading) or the run's; (): of all tokens.
 
     Raises:
         ValueError: one of them cannot be; the message names its key.
@@ -43,6 +46,7 @@ class StepOverlap:
     exchanges: ExchangeOverlap = WHOLE
     experts: ExpertChunks = TOGETHER_AT_ONCE
     collectives: str = FLAT
+    shares: tuple[tuple[float, ...], ...] = ()
 
     def __post_init__(self) -> None:
         window = self.window

@@ -18,6 +18,7 @@ from zbench.describe.checks import (
     check_choice,
     check_chunk,
     check_offload_layers,
+    check_offload_tokens,
     check_on_hosts,
     check_recompute_layers,
     check_stage_layers,
@@ -47,6 +48,7 @@ MODEL_FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "loss_chunk_tokens": ("memory", "loss_chunk_tokens"),
     "offload": ("memory", "offload"),
     "offload_layers": ("memory", "offload_layers"),
+    "offload_tokens": ("memory", "offload_tokens"),
     "optimizer_layers": ("memory", "optimizer_layers"),
     "parameter_layers": ("memory", "parameter_layers"),
     "host_updates": ("memory", "host_updates"),
@@ -147,6 +149,7 @@ class TrainingMemory(HostUse):
     loss_chunk_tokens: int | str = WHOLE
     offload: str = NOWHERE
     offload_layers: int | str = ALL_LAYERS
+    offload_tokens: float | str = ALL_LAYERS
     optimizer_layers: int | str = ALL_LAYERS
     parameter_layers: int | str = NOWHERE
     host_updates: str = AS_GRADIENTS_COME
@@ -156,7 +159,9 @@ class TrainingMemory(HostUse):
         check_chunk("mlp_chunk_tokens", self.mlp_chunk_tokens, (WHOLE,))
         check_chunk("loss_chunk_tokens", self.loss_chunk_tokens, (WHOLE, AUTO))
         check_choice("memory.offload", self.offload, OFFLOAD)
-        check_offload_layers(self.offload_layers, self.offload in WITH_INPUTS + WITH_ACTIVATIONS)
+        some = self.offload in WITH_INPUTS + WITH_ACTIVATIONS
+        check_offload_layers(self.offload_layers, some)
+        check_offload_tokens(self.offload_tokens, self.offload_layers, some)
         updates = self.host_updates, self.carried_layers
         check_on_hosts(self.optimizer_layers, self.parameter_layers, updates, self.optimizer_on_hosts)
 
@@ -173,11 +178,15 @@ class TrainingMemory(HostUse):
                 f"{told} recompute.granularity {granularity}; a layer has to keep nothing but its input, so it takes "
                 f"recompute={FULL}"
             )
-        if self.offload_layers == FEWEST and granularity == ADAPTIVE:
-            raise ValueError(
-                f"memory.offload_layers is {FEWEST} with recompute.granularity {ADAPTIVE}; one of both is chosen for "
-                f"the batch at hand, so it takes {ALL_LAYERS} or a number"
-            )
+        for key, value, other in (
+            ("offload_layers", self.offload_layers, "a number"),
+            ("offload_tokens", self.offload_tokens, "a share"),
+        ):
+            if value == FEWEST and granularity == ADAPTIVE:
+                raise ValueError(
+                    f"memory.{key} is {FEWEST} with recompute.granularity {ADAPTIVE}; one of both is chosen for the "
+                    f"batch at hand, so it takes {ALL_LAYERS} or {other}"
+                )
         if self.optimizer_on_hosts and sharding not in SHARDING[1:]:
             raise ValueError(
                 f"{told} sharding {sharding}; each parameter's optimizer state has to be in one host's memory, so it "

@@ -27,6 +27,7 @@ LATER_FIELDS = {
         "loss_chunk_tokens",
         "offload",
         "offload_layers",
+        "offload_tokens",
         "optimizer_layers",
         "parameter_layers",
         "host_updates",

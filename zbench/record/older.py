@@ -47,6 +47,7 @@ _EXCHANGES = {"_target_": "zbench.describe.exchanges.ExchangeOverlap", "method":
 _EVERY_STEP = {"_target_": "zbench.describe.sync.RoundSync", "method": EVERY_STEP}
 _TRAINING = {"_target_": "zbench.describe.job.RolloutJob", "algorithm": NO_ROLLOUTS}
 _LAYERS_ON_HOSTS = {
+    "offload_tokens": ALL_LAYERS,
     "optimizer_layers": ALL_LAYERS,
     "parameter_layers": NOWHERE,
     "host_updates": AS_GRADIENTS_COME,

@@ -101,8 +101,12 @@ def _recompute_words(step: Step) -> str:
 
 
 def _offload_words(step: Step) -> str:
-    """Returns of how many layers inputs or activations waited in host memory, of the micro-batch with most, where that
-    was chosen."""
+    """Returns of how many layers inputs or activations waited in host memory, or of which part of the tokens, of the
+    micro-batch with most, where that was chosen."""
+    tokens, every = _of(step, "recompute", "offloaded_tokens"), _of(step, "recompute", "of_tokens")
+    if tokens is not None:
+        share = max(some / whole for some, whole in zip(tokens, every, strict=True))
+        return f"{100 * share:.0f} % of tokens on hosts"
     layers, whole = _of(step, "recompute", "offloaded_layers"), _of(step, "recompute", "of_layers")
     return "" if layers is None else f"{max(layers)} of {whole} layers on hosts"
 

@@ -1,5 +1,10 @@
 """The layers whose inputs or activations wait in host memory, where a run leaves them open: as few first ones of every
-stage as each micro-batch fits with, of plans that are priced with what waits there.
+stage as each micro-batch fits with, of plans that are priced with what waits there. Or the tokens, of these layers.
+
+Of tokens each sequence has a share, the same part of what is hidden behind its own layers (zbench.cost.hidden), which
+are most of a long sequence's tokens and few of a short one's. Where all that is hidden is not enough, the same part of
+what is left goes beside it. ByteScale's offload ratio (Ge et al. 2025, arXiv 2502.21231, section 4) is all that is
+hidden of each sequence; here it is as small a part as fits, as a copy takes memory and links that others use.
 
 Whether one fits is what planners reckon (zbench.cost.memory.fewest), which is never less than a step's live ranges. A
 copy to a host is beside what is computed, but takes memory and the GPU's link there, and gains nothing where there is
@@ -17,7 +22,7 @@ from math import inf
 
 from zbench.cost.cost import Cost
 from zbench.cost.groups import grouped
-from zbench.cost.memory.fewest import fewest_of_pipelines, fewest_of_plan
+from zbench.cost.memory.fewest import fewest_of_pipelines, fewest_of_plan, least_shares
 from zbench.cost.stacks import stacked
 from zbench.describe.batch import Batch
 from zbench.describe.checks import FEWEST
@@ -94,3 +99,13 @@ class HostPrices:
             cost = _with_layers(cost, fewest_of_pipelines(plans, cost))
         result = StepEstimate(cost).step(batch, plans)
         return inf if result.out_of_memory else result.seconds
+
+
+def chosen_shares(
+    plans: Sequence[Plan], cost: Cost, tensor_parallel: int, stages: int
+) -> tuple[tuple[float, ...], ...]:
+    """Returns of every micro-batch and each of its sequences the share of tokens of which something waits in host
+    memory: the least with which it fits, each as if all that are under way with it were like it. cost,
+    tensor_parallel, stages: as of chosen_offload."""
+    of_ranks = stacked(grouped(cost, tensor_parallel), stages)
+    return tuple(tuple(least_shares(plan, of_ranks).tolist()) for plan in plans)

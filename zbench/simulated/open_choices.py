@@ -21,7 +21,7 @@ from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
 from zbench.simulated.drawn_rows import expert_rows, played_rows
 from zbench.simulated.expert_degrees import chosen_chunks
-from zbench.simulated.offloading import chosen_offload
+from zbench.simulated.offloading import chosen_offload, chosen_shares
 from zbench.simulated.recomputation import ChosenRecompute, chosen_recompute
 from zbench.simulator.steps.play import play_step
 from zbench.step.passes.own_plans import own_plans, plans_of_layouts
@@ -45,14 +45,18 @@ class ChosenSteps:
             exchange_slices=self.exchange_slices,
             expert_chunks=self.expert_chunks,
             expert_rows=expert_rows(self.steps, batch, [plans]),
-            recompute=self._recompute_told(plans),
+            recompute=self._recompute_told(batch, plans),
         )
 
-    def _recompute_told(self, plans: Sequence[Plan]) -> dict[str, Any]:
+    def _recompute_told(self, batch: Batch, plans: Sequence[Plan]) -> dict[str, Any]:
         """Returns what is recomputed of the step's layers, where that was chosen for the batch; of how many layers,
         where the run says it; and of how many layers of each micro-batch, all stages together, something waits in host
-        memory, where that was chosen."""
+        memory, or of how many tokens, where that was chosen."""
         model, on_hosts = self.steps.model, self.steps.offloaded
+        if self.steps.overlap.shares:
+            parts = self.steps.parts(batch, plans)
+            sent = [int(one.sizes[one.sent].sum()) for one in parts]
+            return {"offloaded_tokens": sent, "of_tokens": [int(one.sizes.sum()) for one in parts]}
         if on_hosts is not None:
             layers = [
                 sum(min(count, model.most_offloaded(one)) for one in model.with_stages(stages).layers_of_stages)
@@ -81,6 +85,9 @@ def chosen_steps(
     if steps.model.offload_layers == FEWEST:
         drawn = cost.routed_by(cost.experts, (batch.seed, batch.step))
         steps = steps.with_offloaded(chosen_offload(plans, drawn, steps.tensor_parallel, steps.stages))
+    if steps.model.offload_tokens == FEWEST and plans[0].pipelines is None:
+        drawn = cost.routed_by(cost.experts, (batch.seed, batch.step))
+        steps = steps.with_shares(chosen_shares(plans, drawn, steps.tensor_parallel, steps.stages))
     if adaptive:
         first = steps.with_slices(TRIED[0]) if steps.overlap.exchanges.is_open else steps
         again = chosen_recompute(first, batch, plans, cost, schedule.reduces_between)

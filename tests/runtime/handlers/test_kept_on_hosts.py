@@ -23,6 +23,7 @@ from zbench.simulator.steps.program import StepParts
 from zbench.step.byte_law import chosen_rows, stated_bytes
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.memory.host_memory import with_host_memory
+from zbench.step.passes.own_plans import parts_of_layouts
 from zbench.step.passes.recompute import SomeLayers
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.proof.prove import prove_step
@@ -158,6 +159,41 @@ def test_rows_of_experts_go_to_hosts(
     found = ranks.call("run", case)
     rows = chosen_rows(one.rows for one in found)
     assert judged_step(RANKS, found, stated_bytes(step, rows or None)).fault == ""
+
+
+@pytest.mark.parametrize(
+    ("model", "degree", "stages", "zero", "level", "chunk", "layers", "mode"),
+    [
+        (DENSE, 1, 1, "3", "none", "whole", (3, 3), "carry"),
+        (DENSE, 2, 1, "none", "selective", 3, (2, 1), "keep"),
+        (DENSE, 1, 1, "3", "none", "whole", (2, 2), "keep"),  # GPUs of a node keep the same keys and values
+        (BOTH, 2, 1, "1", "chunked", 3, (1, 2), "carry"),
+        (replace(DEEP, offload="activations"), 1, 2, "1", "none", "whole", (3, 2), "carry"),
+        (replace(DEEP, offload="inputs"), 1, 1, "2", "full", 3, (6, 4), "carry"),
+    ],
+)
+def test_exact_of_some_tokens(
+    ranks: LocalFleet,
+    model: Model,
+    degree: int,
+    stages: int,
+    zero: str,
+    level: str,
+    chunk: int | str,
+    layers: tuple[int, int],
+    mode: Mode,
+) -> None:
+    """Of each sequence a share waits there, of the last one nothing."""
+    model, count = replace(model, mlp_chunk_tokens=chunk), 4 // degree // stages
+    shares = ((0.6, 0.25), (0.5, 0.0))
+    plans = [plan_of(lengths, count, 4 // degree, mode, first=10 * at) for at, lengths in enumerate(([19, 6], [2, 1]))]
+    parts = parts_of_layouts(plans, model, degree, shares=shares)
+    built = whole_step(model, plans, degree, zero, StepOverlap(shares=shares), level, stages=stages)
+    step = with_host_memory(built, model, 2, layers, [one.sent for one in parts])
+    prove_step(step)
+    found = ranks.call("run", StepCase.of(step, model, plans, degree, shares=shares))
+    assert judged_step(FOUR, found, stated_bytes(step)).fault == ""
+    assert any(one["host"] != (0, 0) for one in stated_bytes(step))
 
 
 @pytest.mark.parametrize("how", [HOWS["sliced 2"], HOWS["async_tp"]], ids=["sliced", "async_tp"])

@@ -37,15 +37,16 @@ class StepCase:
         seed: int = 0,
         experts: ExpertParallel = TOGETHER,
         slices: TokenSlices = UNCUT,
+        shares: Sequence[tuple[float, ...]] = (),
     ) -> "StepCase":
         """Returns a step of plans for groups of `degree` GPUs, with words that are drawn. experts: as the step has
-        them; slices: in which exchanges cut tokens."""
+        them; slices: in which exchanges cut tokens; shares: of each plan's sequences, of tokens on hosts."""
         rng = np.random.default_rng(seed)
         lengths = {
             int(one): int(size) for plan in plans for one, size in zip(plan.sequences, plan.lengths, strict=True)
         }
         words = {one: rng.integers(0, model.vocab, lengths[one]) for one in sorted(lengths)}
-        parts = parts_of_layouts(plans, model, degree, experts, slices)
+        parts = parts_of_layouts(plans, model, degree, experts, slices, shares)
         return StepCase(step, model, tokens_of(parts), words, seed)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from zbench.correctness.steps.cases import StepCase
-from zbench.describe.arrays import Ints
+from zbench.describe.arrays import Flags, Ints
 from zbench.describe.degrees import WORLD, ShardDegrees, TransferBits
 from zbench.describe.exchanges import (
     AREA,
@@ -31,6 +31,7 @@ from zbench.plans.patterns import ulysses_ring
 from zbench.plans.plan import Plan
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.memory.host_memory import with_host_memory
+from zbench.step.passes.own_plans import parts_of_layouts
 from zbench.step.passes.parameters.zero import STAGES
 from zbench.step.passes.recompute import LEVELS
 from zbench.step.passes.routing import ExpertParallel
@@ -86,6 +87,7 @@ KEPT: Mapping[str, tuple[str, Literal["none", "inputs", "activations"]]] = {
     "full, inputs on hosts": ("full", "inputs"),
     "none, activations on hosts": ("none", "activations"),
 }
+SHARES = (0.6, 0.0, 0.3, 1.0)  # of sequences' tokens, of which something is on hosts where it is of some
 CHOICES: Mapping[str, tuple[Any, ...]] = {  # whole numbers or words, by the names of StepCombination's fields
     "tensor_parallel": (1, 2),
     "context_parallel": (1, 2, 4),
@@ -195,11 +197,22 @@ class StepCombination:
         node = how.node or (cut if gathered else 0)
         experts = replace(how, degree=groups * cut, seed=seed, node=node, tensor_parallel=cut)
         degree, exchanges = self.tensor_parallel, EXCHANGES[self.exchanges]
-        overlap = StepOverlap(1, LAYER, exchanges)
+        shares = tuple(self._shares(number) for number in range(self.micro_batches))
+        overlap = StepOverlap(1, LAYER, exchanges, shares=shares)
         zero = DEGREES.get(self.zero, self.zero)
         step = whole_step(model, plans, degree, zero, overlap, KEPT[self.recompute][0], experts, self.stages)
-        step = with_hosts(in_two_levels(step, NODE) if self.levels > 1 else step, model, self.recompute)
-        return StepCase.of(step, model, plans, degree, seed, experts, exchanges.token_slices)
+        parts = parts_of_layouts(plans, model, degree, experts, exchanges.token_slices, shares)
+        sent = [one.sent for one in parts]
+        step = with_hosts(in_two_levels(step, NODE) if self.levels > 1 else step, model, self.recompute, sent)
+        return StepCase.of(step, model, plans, degree, seed, experts, exchanges.token_slices, shares)
+
+    def _shares(self, number: int) -> tuple[float, ...]:
+        """Returns of each sequence of a micro-batch the share of tokens of which something is on hosts, if anything is;
+        (): of all, in every second one, and where routers choose, as all rows of a GPU are one part then."""
+        chosen = self.expert_parallel > 0 and ROUTING[self.routing][1].routing != DRAWN
+        if number % 2 == 0 or chosen or KEPT[self.recompute][1] == "none":
+            return ()
+        return tuple(SHARES[at % len(SHARES)] for at in range(len(self._lengths(number))))
 
     def _lengths(self, number: int) -> Ints:
         """Returns the lengths of a micro-batch, one sequence fewer in each than in the one before, then all again."""
@@ -220,11 +233,11 @@ class StepCombination:
         return reverse(builder.build(), mode)
 
 
-def with_hosts(step: Step, model: Model, kept: str) -> Step:
+def with_hosts(step: Step, model: Model, kept: str, sent: Sequence[Flags] = ()) -> Step:
     """Returns a step with what layers keep where it is. kept: of KEPT. On hosts it is of a layer or two of each stage,
-    of every micro-batch other ones, with NODE GPUs a node."""
+    of every micro-batch other ones, with NODE GPUs a node. sent: of each micro-batch the parts of t of which it is."""
     model = replace(model, offload=KEPT[kept][1])
-    return with_host_memory(step, model, NODE, [2 - number % 2 for number in range(len(step.layouts))])
+    return with_host_memory(step, model, NODE, [2 - number % 2 for number in range(len(step.layouts))], sent)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from zbench.cost.cost import Cost
 from zbench.cost.memory.lines import MemoryLines
 from zbench.cost.memory.moments import StageMoments, stage_moments
+from zbench.cost.memory.shares import moments_of_share
 from zbench.cost.memory.state import WholeBytes, bytes_of_stage, pipeline_state_bytes, state_bytes
 
 
@@ -36,13 +37,13 @@ def moments_of_stages(cost: Cost) -> list[StageMoments]:
     if model.stages_differ:
         return [_of_stage(cost, stage, *layers) for stage, layers in enumerate(every)]
     layers, recomputed = next(every)
-    return [stage_moments(cost, (1, cost.pp), layers, recomputed, state_bytes(cost), WholeBytes.of(cost, layers))]
+    return [_moments(cost, (1, cost.pp), layers, recomputed, state_bytes(cost), WholeBytes.of(cost, layers))]
 
 
 def pipeline_moments(cost: Cost, tp: int, pp: int) -> StageMoments:
     """Returns the moments of each stage of a pipeline of plans."""
     layers, recomputed = cost.model.num_layers // pp, cost.model.recomputed_layers // pp
-    return stage_moments(cost, (tp, pp), layers, recomputed, pipeline_state_bytes(cost, tp, pp), WholeBytes())
+    return _moments(cost, (tp, pp), layers, recomputed, pipeline_state_bytes(cost, tp, pp), WholeBytes())
 
 
 def _of_stage(cost: Cost, stage: int, layers: int, recomputed: int) -> StageMoments:
@@ -51,7 +52,19 @@ def _of_stage(cost: Cost, stage: int, layers: int, recomputed: int) -> StageMome
     dense = min(max(model.dense_layers - sum(model.layers_of_stages[:stage]), 0), layers)
     params = (layers - dense) * model.layer_params + (dense * model.dense_layer.layer_params if dense else 0)
     state = bytes_of_stage(cost, params, layers - dense, stage == 0, stage == cost.pp - 1)
-    return stage_moments(cost, (1, cost.pp), layers, recomputed, state, WholeBytes.of(cost, layers))
+    return _moments(cost, (1, cost.pp), layers, recomputed, state, WholeBytes.of(cost, layers))
+
+
+def _moments(
+    cost: Cost, shape: tuple[int, int], layers: int, recomputed: int, state: float, whole: WholeBytes
+) -> StageMoments:
+    """Returns `stage_moments`, where a share of all tokens has something on hosts of that share."""
+    found = stage_moments(cost, shape, layers, recomputed, state, whole)
+    share = cost.model.offload_tokens
+    if isinstance(share, str):
+        return found
+    others = replace(cost, model=cost.model.offloading(0))
+    return moments_of_share(found, stage_moments(others, shape, layers, recomputed, state, whole), share)
 
 
 def least_bytes(cost: Cost, num_tokens: int) -> int:

@@ -116,13 +116,15 @@ def whole_step(
     none = np.full(groups * degree, -1, np.int64)
     built = _Built([], [], dict.fromkeys((*parameters.of_layers, *parameters.outside), none))
     loss, firsts, reduced, kept = 0, [], [], []
-    alike = first_alike(plans) if model.num_experts == 1 else range(len(plans))  # experts are drawn for each
+    # Experts are drawn for each.
+    alike = first_alike(plans, shares=overlap.shares) if model.num_experts == 1 else range(len(plans))
     before: dict[tuple[int, str], Template] = {}
     for number, (plan, same) in enumerate(zip(plans, alike, strict=True)):
         if same < number:
             one = replace(built.batches[same], number=number)
         else:
-            parts = PlanParts(plan, model, degree, experts, token_slices=overlap.token_slices)
+            shares = overlap.shares[number] if overlap.shares else ()
+            parts = PlanParts(plan, model, degree, experts, token_slices=overlap.token_slices, shares=shares)
             one = BatchTemplates.of(parts, (number, len(plans)), parameters, formulas, parts.num_gpus * stages)
         begun = dict(built.gradients)
         made, loss = one.templates(built.gradients, loss)

@@ -24,11 +24,16 @@ def parts_of_layouts(
     degree: int,
     experts: ExpertParallel = TOGETHER,
     slices: TokenSlices = UNCUT,
+    shares: Sequence[tuple[float, ...]] = (),
 ) -> list[PlanParts]:
-    """Returns the parts of the plans of a step's layouts that have any. degree, experts, slices: of plans without
-    pipelines of their own, as in PlanParts (slices: token_slices)."""
+    """Returns the parts of the plans of a step's layouts that have any. degree, experts, slices, shares: of plans
+    without pipelines of their own, as in PlanParts (slices: token_slices; shares: of each plan, or none)."""
     if plans[0].pipelines is None:
-        return [PlanParts(plan, model, degree, experts, token_slices=slices) for plan in plans]
+        each = shares or ((),) * len(plans)
+        return [
+            PlanParts(plan, model, degree, experts, token_slices=slices, shares=own)
+            for plan, own in zip(plans, each, strict=True)
+        ]
     degrees = PipelineShapes.of(plans[0].pipelines).tp
     return [PlanParts(plan, model, degrees[number]) for number, plan in own_plans(plans)]
 

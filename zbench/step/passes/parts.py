@@ -2,10 +2,10 @@
 
 A plan's rank is a group of `degree` GPUs, which follow one another. Tokens: each block is cut in as many parts as the
 group has GPUs (sequence parallelism); parts without a token are left out. Where exchanges go by slices of tokens, parts
-end where a slice of their GPU's tokens does; where some tokens are computed at a time, where a chunk does. Heads: GPU
-j has slice j of them, and within it the parts that the plan's head ranges cut. Columns of the feed-forward and words of
-the vocabulary: a slice a GPU. Where groups of another degree have the same parameters, slices are as fine as the finest
-of them, and a GPU has some.
+end where a slice of their GPU's tokens does; where some tokens are computed at a time, where a chunk does; where some
+tokens' activations go to host memory, where these do. Heads: GPU j has slice j of them, and within it the parts that
+the plan's head ranges cut. Columns of the feed-forward and words of the vocabulary: a slice a GPU. Where groups of
+another degree have the same parameters, slices are as fine as the finest of them, and a GPU has some.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from zbench.describe.arrays import Ints
+from zbench.describe.arrays import Flags, Ints
 from zbench.describe.exchanges import UNCUT, TokenSlices
 from zbench.describe.expert_schedule import DRAWN
 from zbench.describe.model import Model
@@ -24,6 +24,7 @@ from zbench.step.passes.overlap.token_slices import (
     TokenCuts,
     chunks_of_parts,
     parts_of_blocks,
+    sent_tokens,
     slices_in_chunks,
 )
 from zbench.step.passes.router.seats import RouterSeats
@@ -35,7 +36,8 @@ from zbench.step.passes.visible import visible_parts
 class PlanParts:
     """The parts of a plan for a model. degree: GPUs of a tensor-parallel group. experts: how a model's experts are laid
     out and chosen. finest: the degree that slices are cut for, a multiple of `degree`; 0: that one. token_slices: how
-    exchanges cut tokens."""
+    exchanges cut tokens. shares: of each sequence the share of its tokens of which something waits in host memory where
+    it does of a layer, (): of all."""
 
     plan: Plan
     model: Model
@@ -43,6 +45,7 @@ class PlanParts:
     experts: ExpertParallel = TOGETHER
     finest: int = 0
     token_slices: TokenSlices = UNCUT
+    shares: tuple[float, ...] = ()
 
     @property
     def slices(self) -> int:
@@ -63,7 +66,7 @@ class PlanParts:
         """The tokens at which parts end, besides those at which blocks and shares of them do."""
         every = (self.mlp_chunk, self.loss_chunk)
         chunks = tuple(one for one in every if one is not None)
-        return TokenCuts(self.token_slices.number, chunks, self.token_slices.by_area)
+        return TokenCuts(self.token_slices.number, chunks, self.token_slices.by_area, self.shares)
 
     @property
     def mlp_chunk(self) -> TokenChunk | None:
@@ -101,6 +104,13 @@ class PlanParts:
     def _tokens(self) -> tuple[Ints, Ints, Ints]:
         """The block, the GPU of its group (0 to degree - 1) and the tokens of every part of t."""
         return parts_of_blocks(self.plan, self.degree, self.token_cuts)
+
+    @cached_property
+    def sent(self) -> Flags:
+        """The parts of t of which something waits in host memory where it does of a layer, bool [parts]."""
+        if not self.shares:
+            return np.ones(len(self.sizes), np.bool_)
+        return np.asarray(sent_tokens(self.plan, self.degree, self.token_cuts, self._tokens) > 0)
 
     @cached_property
     def block(self) -> Ints:

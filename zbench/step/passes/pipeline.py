@@ -182,13 +182,16 @@ def forward_order(
     return order
 
 
-def first_alike(plans: Sequence[Plan], apart: int = 0) -> list[int]:
+def first_alike(plans: Sequence[Plan], apart: int = 0, shares: Sequence[tuple[float, ...]] = ()) -> list[int]:
     """Returns the number of the first micro-batch whose plan is as that of each. apart: so many, the first ones, are as
-    no other: of forwards alone the first finds parameters as they are between steps."""
+    no other: of forwards alone the first finds parameters as they are between steps. shares: of each plan, which are
+    alike then, too."""
     if len(plans) == 1:
         return [0]
-    first: dict[tuple[bytes, int], int] = {}
-    return [first.setdefault((plan_digest(plan), min(number, apart)), number) for number, plan in enumerate(plans)]
+    first: dict[tuple[bytes, int, tuple[float, ...]], int] = {}
+    each = shares or ((),) * len(plans)
+    keys = ((plan_digest(plan), min(number, apart), each[number]) for number, plan in enumerate(plans))
+    return [first.setdefault(key, number) for number, key in enumerate(keys)]
 
 
 def template_alike(of: Template, number: int, loss: int, more: int) -> Template:

@@ -11,7 +11,7 @@ from zbench.describe.checks import CHOSEN, FEWEST
 from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.exchanges import WHOLE
-from zbench.describe.expert_schedule import DROPLESS, ExpertChunks
+from zbench.describe.expert_schedule import DRAWN, DROPLESS, ExpertChunks
 from zbench.describe.layers.on_hosts import NOWHERE
 from zbench.describe.model import Model
 from zbench.describe.overlap import FLAT, USUAL, StepOverlap
@@ -48,7 +48,7 @@ class ProvenSteps:
     has some are laid out and chosen. cluster: of GPUs; None: nothing has to fit. workers: that train apart in rounds,
     of which these steps are one's (zbench.step.passes.rounds); num_gpus are its own. recompute: what is recomputed of
     layers, None: as the model says. offloaded: of each plan, of how many first layers something is in host memory,
-    likewise.
+    likewise; of which tokens overlap says, or the model.
 
     Raises:
         ValueError: there are no such steps.
@@ -99,6 +99,11 @@ class ProvenSteps:
         laid = model.with_stages(self.stages)
         laid.check_stages()
         self._check_offload_layers(max(laid.layers_of_stages))
+        if model.offload_tokens != ALL_LAYERS and model.num_experts > 1 and experts.routing != DRAWN:
+            raise ValueError(
+                f"memory.offload_tokens is {model.offload_tokens}; {model.name} has experts, and with experts.routing "
+                f"{experts.routing} all that a GPU sends them is one item: it takes {ALL_LAYERS}"
+            )
         experts.check(model, places)
         parameters = self.parameters
         if self.cluster is not None:
@@ -172,6 +177,11 @@ class ProvenSteps:
         """Returns the steps in which what waits of so many first layers is in host memory, of each plan."""
         return replace(self, offloaded=tuple(layers))
 
+    def with_shares(self, shares: Sequence[tuple[float, ...]]) -> "ProvenSteps":
+        """Returns the steps in which what waits of such shares of tokens is in host memory, of each plan's
+        sequences."""
+        return replace(self, overlap=replace(self.overlap, shares=tuple(shares)))
+
     def with_slices(self, count: int) -> "ProvenSteps":
         """Returns the steps in which exchanges cut a GPU's own tokens in so many slices."""
         return replace(self, overlap=replace(self.overlap, exchanges=replace(self.overlap.exchanges, slices=count)))
@@ -224,15 +234,22 @@ class ProvenSteps:
                 f"plans have pipelines, each with stages of its own; recompute.layers is "
                 f"{bracketed(self.model.recompute_layers)}, which takes {ALL_LAYERS} with them"
             )
-        model = self.model
+        if plans[0].pipelines is not None and self.model.offload_tokens != ALL_LAYERS:
+            raise ValueError(
+                f"plans have pipelines, each with micro-batches of its own; memory.offload_tokens is "
+                f"{self.model.offload_tokens}, which takes {ALL_LAYERS} with them"
+            )
+        model, shares = self.model, self._shares(plans)
         zero, degree, experts = ZeroCut(zero_of(model), self.workers), self.tensor_parallel, self.experts.of(batch)
         again = self._of_model if self.recompute is None else self.recompute
-        step = self._in_levels(whole_step(model, plans, degree, zero, self.overlap, again, experts, self.stages))
+        overlap = replace(self.overlap, shares=shares)
+        step = self._in_levels(whole_step(model, plans, degree, zero, overlap, again, experts, self.stages))
         if model.uses_hosts:
             assert self.cluster is not None, "whoever runs steps says on what"
             most = [model.offloaded_layers(model.num_layers)] * len(step.layouts)
             layers = most if self.offloaded is None else self.offloaded
-            step = with_host_memory(step, model, self.cluster.gpus_per_node, layers)
+            sent = [one.sent for one in self.parts(batch, plans)] if shares else []
+            step = with_host_memory(step, model, self.cluster.gpus_per_node, layers, sent)
             check_host_room(step, model, self.cluster)
         return step
 
@@ -251,4 +268,12 @@ class ProvenSteps:
     def parts(self, batch: Batch, plans: Sequence[Plan]) -> list[PlanParts]:
         """Returns the parts that a step of this run has of a batch's plans."""
         experts, slices = self.experts.of(batch).in_chunks(self.overlap.experts), self.overlap.token_slices
-        return parts_of_layouts(plans, self.model, self.tensor_parallel, experts, slices)
+        return parts_of_layouts(plans, self.model, self.tensor_parallel, experts, slices, self._shares(plans))
+
+    def _shares(self, plans: Sequence[Plan]) -> tuple[tuple[float, ...], ...]:
+        """Returns of each plan and each of its sequences the share of tokens of which something is in host memory, ():
+        of all that there are."""
+        share = self.model.offload_tokens
+        if isinstance(share, str):
+            return self.overlap.shares
+        return tuple((share,) * len(plan.lengths) for plan in plans)

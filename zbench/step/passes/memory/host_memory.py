@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zbench.describe.arrays import Ints
+from zbench.describe.arrays import Flags, Ints
 from zbench.describe.cluster import HOST_LINK, Cluster
 from zbench.describe.model import Model
 from zbench.describe.units import with_noun
@@ -104,15 +104,17 @@ def _sent_by_layer(step: Step, template: Template) -> tuple[Ints, int]:
     return found, behind
 
 
-def with_host_memory(step: Step, model: Model, gpus_per_node: int, layers: Sequence[int]) -> Step:
+def with_host_memory(
+    step: Step, model: Model, gpus_per_node: int, layers: Sequence[int], sent: Sequence[Flags] = ()
+) -> Step:
     """Returns a step with what its model has in host memory. layers: of each micro-batch's layout, of how many first
-    layers of every stage something is there.
+    layers of every stage something is there; sent: and of which parts of t, bool [parts], (): of all.
 
     Raises:
         ValueError: optimizer state or parameters rest there, and layers are in stages.
     """
     if model.layers_on_hosts:
-        step = with_kept_on_hosts(step, gpus_per_node, layers, model.activations_on_hosts)
+        step = with_kept_on_hosts(step, gpus_per_node, layers, model.activations_on_hosts, sent)
     counts = model.layers_updated_on_hosts, model.parameters_on_hosts, model.layers_carried
     resting = HostLayers(model.num_layers, *counts)
     if not (resting.optimizer or resting.parameters):

@@ -23,7 +23,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 
@@ -33,7 +32,8 @@ from zbench.step.layers import EVERY_COUNT
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import SEND, Operations, operation_row
-from zbench.step.template import AT_HOME, Instance, Items, Step, Template
+from zbench.step.passes.memory.host_cells import KeptCells, by_gpu, by_tokens, once_a_host
+from zbench.step.template import Instance, Items, Step, Template
 
 Rows = list[list[int]]
 INPUT = "x"
@@ -59,10 +59,12 @@ def plain_name(template: Template) -> str:
     return template.name.split(".")[0]
 
 
-def with_kept_on_hosts(step: Step, gpus_per_node: int, layers: Sequence[int], activations: bool = False) -> Step:
+def with_kept_on_hosts(
+    step: Step, gpus_per_node: int, layers: Sequence[int], activations: bool = False, sent: Sequence[Flags] = ()
+) -> Step:
     """Returns a step in which what layers keep waits in host memory. layers: of each micro-batch's layout, of how many
     first layers of every stage. activations: all that they keep, of at most all layers of a stage but its last; else
-    their inputs."""
+    their inputs. sent: of each layout the parts of t of which it does, bool [parts]; (): of all."""
     each = gpus_of_a_host(step, gpus_per_node)
     num_hosts = -(-step.num_gpus // each)
     places = step.num_gpus + num_hosts
@@ -70,7 +72,9 @@ def with_kept_on_hosts(step: Step, gpus_per_node: int, layers: Sequence[int], ac
         id(one): ListTable.of(one.lists, {index.name: len(index) for index in one.indices}, places)
         for one in step.layouts
     }
-    of = _Offloading(step, tuple(layers), activations, each, lists)
+    if sent:  # where no part is sent, nothing of a layer is
+        layers = [count * bool(some.any()) for count, some in zip(layers, sent, strict=True)]
+    of = _Offloading(step, tuple(layers), activations, each, lists, tuple(sent))
     parts = [part for one in step.order for part in of.parts(one)]
     templates, number = of.templates(parts)
     order = tuple(replace(one, template=number[one.template, key]) for one, key in parts)
@@ -84,9 +88,9 @@ class _Offloading:
     """Which instances of a step send what layers keep to host memory, and which bring it back.
 
     layers: of each micro-batch's layout, of how many first layers of a stage something waits there. activations: all
-    that they keep; else their inputs. each: GPUs of a host memory. lists: of parts, by layout. waiting: by the forwards
-    that keep it, what waits. changed: templates, by the layout, the operations and the forward that they are made of,
-    the first of those that are alike.
+    that they keep; else their inputs. each: GPUs of a host memory. lists: of parts, by layout. sent: as of
+    with_kept_on_hosts. waiting: by the forwards that keep it, what waits. changed: templates, by the layout, the
+    operations and the forward that they are made of, the first of those that are alike.
     """
 
     step: Step
@@ -94,6 +98,7 @@ class _Offloading:
     activations: bool
     each: int
     lists: Mapping[int, ListTable]
+    sent: tuple[Flags, ...] = ()
     waiting: dict[int, "_Waiting"] = field(default_factory=dict)
     changed: dict[tuple[int, int, str], Template] = field(default_factory=dict)
 
@@ -165,54 +170,53 @@ class _Offloading:
         layout = self.step.layouts[template.layout]
         if forward not in self.waiting:
             places = self.step.num_gpus, self.each
+            sent = self.sent[template.layout] if self.sent else None
             self.waiting[forward] = _Waiting.of(
-                self.step.templates[forward], layout, self.lists[id(layout)], places, self.activations
+                self.step.templates[forward], layout, self.lists[id(layout)], places, self.activations, sent
             )
         made = self.waiting[forward].changed(template)
         like = id(layout), id(template.operations), plain_name(self.step.templates[forward])
         return with_columns_of(made, self.changed.setdefault(like, made))
 
 
-class _Cells(NamedTuple):
-    """Cells of a tensor on a GPU. lists: along its axes, -1 where it has none. complete: the count of a contract's
-    entry."""
-
-    tensor: int
-    gpu: int
-    lists: tuple[int, int]
-    complete: int
-
-
 @dataclass(frozen=True)
 class _Waiting:
     """The items of a micro-batch's layers that wait on hosts.
 
-    kept: entries of contracts, of the layer's own; there: the same, GPU by GPU; sent: those of it that go to hosts,
-    where two GPUs of a host have the same it is the first one's. num_gpus: places before hosts. behind: how many layers
-    behind its own a forward's items to send are.
+    kept: entries of contracts, of the layer's own; there, stays: the same, GPU by GPU, of tokens that wait on hosts,
+    and of others; sent: those of it that go to hosts, where two GPUs of a host have the same it is the first one's.
+    num_gpus: places before hosts. behind: how many layers behind its own a forward's items to send are.
     """
 
     lists: ListTable
     kept: Rows
-    there: tuple[_Cells, ...]
-    sent: tuple[_Cells, ...]
+    there: tuple[KeptCells, ...]
+    stays: tuple[KeptCells, ...]
+    sent: tuple[KeptCells, ...]
     num_gpus: int
     gpus_per_host: int
     behind: int
 
     @staticmethod
     def of(
-        forward: Template, layout: StepLayout, lists: ListTable, gpus: tuple[int, int], activations: bool
+        forward: Template,
+        layout: StepLayout,
+        lists: ListTable,
+        gpus: tuple[int, int],
+        activations: bool,
+        tokens: Flags | None,
     ) -> "_Waiting":
-        """Reads what a forward leaves of its own layer. gpus: all, and of a host memory."""
+        """Reads what a forward leaves of its own layer. gpus: all, and of a host memory. tokens: the parts of t of
+        which something waits there, None: all."""
         leaves, names = forward.leaves, [one.name for one in layout.tensors]
         of_batch = np.array([layout.of_batch(at) if activations else name == INPUT for at, name in enumerate(names)])
         kept = leaves.take(np.flatnonzero(of_batch[leaves.tensor] & (leaves.layer == 0))).rows()
-        there = [one for row in kept for one in _by_gpu(row, layout, lists)]
+        every = [one for row in kept for one in by_gpu(row, layout, lists)]
+        there, stays = (every, []) if tokens is None else by_tokens(every, tokens, layout, lists)
         # Whoever is sent rows of experts has to have their numbers before.
         there.sort(key=lambda one: (names[one.tensor] not in EVERY_COUNT, one.tensor, one.gpu))
-        sent = tuple(_once_a_host(there, layout, lists, gpus[1]))
-        return _Waiting(lists, kept, tuple(there), sent, *gpus, int(activations))
+        sent = tuple(once_a_host(there, layout, lists, gpus[1]))
+        return _Waiting(lists, kept, tuple(there), tuple(stays), sent, *gpus, int(activations))
 
     def changed(self, template: Template) -> Template:
         """Returns a template of the micro-batch with what it sends to host memory, or brings from there."""
@@ -224,10 +228,10 @@ class _Waiting:
             else:
                 own = {tuple(row) for row in self.kept}
                 leaves = [row for row in leaves if tuple(row) not in own]
-            tables, leaves = [operations, self._copies(-self.behind)], [*leaves, *self._at_hosts(-self.behind)]
+            tables, leaves = [operations, self._copies(-self.behind)], [*leaves, *self._apart(-self.behind)]
         else:
             layer = 0 if name == _RECEIVES else -1  # that is played for the layer whose backward is next
-            needs, leaves = [*needs, *self._at_hosts(layer)], [*leaves, *self._on_gpus(layer)]
+            needs, leaves = [*needs, *self._apart(layer)], [*leaves, *self._on_gpus(layer)]
             tables = [self._copies(layer, back=True), operations]
         return replace(
             template, operations=Operations.of_tables(tables), needs=Items.of(needs), leaves=Items.of(leaves)
@@ -248,51 +252,10 @@ class _Waiting:
         """Returns the entries of a layer's items on GPUs."""
         return [[row[0], layer, *row[2:]] for row in self.kept]
 
-    def _at_hosts(self, layer: int) -> Rows:
-        """Returns the entries of a layer's items in host memory."""
+    def _apart(self, layer: int) -> Rows:
+        """Returns the entries of a layer's items in host memory, and of those that stay on GPUs."""
+        places = [(one, self._host(one.gpu)) for one in self.sent] + [(one, one.gpu) for one in self.stays]
         return [
-            [one.tensor, layer, self.lists.number(PLACE, [self._host(one.gpu)]), *one.lists, one.complete, 0, 0]
-            for one in self.sent
+            [one.tensor, layer, self.lists.number(PLACE, [place]), *one.lists, one.complete, 0, 0]
+            for one, place in places
         ]
-
-
-def _by_gpu(row: Sequence[int], layout: StepLayout, lists: ListTable) -> Iterator[_Cells]:
-    """Yields the cells of a contract's entry, GPU by GPU."""
-    tensor, _, places, first, second, count, *_ = row
-    if places != AT_HOME:
-        for gpu in lists.rows[places].tolist():
-            yield _Cells(tensor, gpu, (first, second), count)
-        return
-    (axis,), home = layout.tensors[tensor].axes, layout.tensors[tensor].home  # what is at home is of tokens alone
-    for gpu in np.unique(home).tolist():
-        yield _Cells(tensor, gpu, (lists.number(axis, np.flatnonzero(home == gpu)), -1), count)
-
-
-def _once_a_host(there: Sequence[_Cells], layout: StepLayout, lists: ListTable, gpus_per_host: int) -> Iterator[_Cells]:
-    """Yields cells without those that a GPU before with the same host has, too. there: by tensor and GPU in order."""
-    at, gone = (-1, -1), np.zeros((0, 0), np.bool_)
-    for one in there:
-        axes = layout.tensors[one.tensor].axes
-        if at != (one.tensor, one.gpu // gpus_per_host):
-            at = one.tensor, one.gpu // gpus_per_host
-            gone = np.zeros(layout.shape(one.tensor), np.bool_)
-        sides = [lists.rows[which] if which >= 0 else np.zeros(1, np.int64) for which in one.lists]
-        fresh = ~gone[np.ix_(*sides)]
-        gone[np.ix_(*sides)] = True
-        if fresh.all():
-            yield one
-            continue
-        for parts, columns in _rectangles(fresh):
-            inside = zip(sides, (parts, columns), one.lists, (*axes, ""), strict=False)
-            numbers = [lists.number(axis, side[mine]) if which >= 0 else -1 for side, mine, which, axis in inside]
-            yield one._replace(lists=(numbers[0], numbers[1]))
-
-
-def _rectangles(cells: Flags) -> list[tuple[Ints, Ints]]:
-    """Returns rows and columns of rectangles that have all cells that are set, each once: rows that are alike go
-    together."""
-    rows = dict[bytes, list[int]]()
-    for number, row in enumerate(cells):
-        if row.any():
-            rows.setdefault(row.tobytes(), []).append(number)
-    return [(np.array(alike), np.flatnonzero(cells[alike[0]])) for alike in rows.values()]

@@ -20,11 +20,13 @@ class TokenChunk(NamedTuple):
 
 class TokenCuts(NamedTuple):
     """The cuts of a GPU's own tokens. slices: of about as many tokens each, and as many of each chunk. chunks: of each
-    kind. by_area: whether GPUs have about as much attention of a block."""
+    kind. by_area: whether GPUs have about as much attention of a block. shares: of each sequence of the plan the share
+    of its tokens that is sent to host memory, where they end (zbench.step.passes.memory.token_shares); (): none end."""
 
     slices: int = 1
     chunks: tuple[TokenChunk, ...] = ()
     by_area: bool = False
+    shares: tuple[float, ...] = ()
 
 
 def tokens_in_slices(gpu: Ints, sizes: Ints, slices: int | Ints) -> Ints:
@@ -57,24 +59,61 @@ def slices_in_chunks(gpu: Ints, sizes: Ints, degree: int, chunk: TokenChunk) -> 
 def parts_of_blocks(plan: Plan, degree: int, cuts: TokenCuts) -> tuple[Ints, Ints, Ints]:
     """Returns (the block, the GPU of its group, the tokens) of every part of blocks whose tokens are divided among
     `degree` GPUs, and each GPU's by cuts; without those of no token."""
-    tokens, home = plan.blocks.tokens, plan.blocks.home
-    if cuts.by_area:
-        block, part, sizes = _by_area(plan, degree)
-    else:
-        share = np.arange(degree)
-        every = tokens[:, None] // degree + (share < tokens[:, None] % degree)
-        block, part = np.nonzero(every)
-        sizes = every[block, part]
+    block, part, sizes = _divided(plan, degree, cuts.by_area)
     inside = sizes[:, None]
     if cuts.slices > 1 or cuts.chunks:
-        gpu = home[block] * degree + part
+        gpu = plan.blocks.home[block] * degree + part
         counts: list[int | Ints] = [cuts.slices]
         counts += [cuts.slices * slices_in_chunks(gpu, sizes, degree, one) for one in cuts.chunks]
         total = _totals(gpu, sizes)
         ends = np.sort(np.concatenate([_ends(total, one) for one in counts], axis=1), axis=1)
         inside = _tokens_between(gpu, sizes, ends)
     which, piece = np.nonzero(inside)
-    return block[which], part[which], inside[which, piece]
+    found = block[which], part[which], inside[which, piece]
+    if not cuts.shares:
+        return found
+    sent = sent_tokens(plan, degree, cuts, found)
+    inside = np.stack([sent, found[2] - sent], axis=1)
+    which, piece = np.nonzero(inside)
+    return found[0][which], found[1][which], inside[which, piece]
+
+
+def sent_tokens(plan: Plan, degree: int, cuts: TokenCuts, parts: tuple[Ints, Ints, Ints]) -> Ints:
+    """Returns how many tokens of each part are sent to host memory, int64 [parts]: all or none where parts end with
+    them. parts: as parts_of_blocks returns them.
+
+    A GPU sends as many tokens as the shares of those that it has come to, rounded up, of blocks with the largest shares
+    first. Where a block has tokens of several sequences, its share is that of all of them together.
+    """
+    blocks, gpus = plan.blocks, plan.num_ranks * degree
+    weights = (blocks.stop - blocks.start) * np.array(cuts.shares)[blocks.seq]
+    share = np.bincount(blocks.block, weights=weights, minlength=len(blocks)) / blocks.tokens
+    share = np.round(share, 12)  # alike where blocks are
+    block, part, sizes = _divided(plan, degree, cuts.by_area)
+    exact = np.bincount(blocks.home[block] * degree + part, weights=share[block] * sizes, minlength=gpus)
+    count = np.ceil(exact - 1e-4).astype(np.int64)  # sums of shares are inexact
+    block, part, sizes = parts
+    gpu = blocks.home[block] * degree + part
+    order = np.lexsort((np.arange(len(gpu)), -share[block], gpu))
+    ends = np.cumsum(sizes[order])
+    before = (
+        ends
+        - sizes[order]
+        - np.concatenate([[0], np.cumsum(np.bincount(gpu, weights=sizes, minlength=gpus))])[gpu[order]].astype(np.int64)
+    )
+    found = np.empty(len(gpu), np.int64)
+    found[order] = np.clip(count[gpu[order]] - before, 0, sizes[order])
+    return found
+
+
+def _divided(plan: Plan, degree: int, by_area: bool) -> tuple[Ints, Ints, Ints]:
+    """Returns the parts of blocks that are divided among GPUs, as parts_of_blocks, without other cuts."""
+    if by_area:
+        return _by_area(plan, degree)
+    tokens, share = plan.blocks.tokens, np.arange(degree)
+    every = tokens[:, None] // degree + (share < tokens[:, None] % degree)
+    block, part = np.nonzero(every)
+    return block, part, every[block, part]
 
 
 def _by_area(plan: Plan, degree: int) -> tuple[Ints, Ints, Ints]:
