@@ -115,8 +115,8 @@ def plan_copies(plan: Plan, cost: Cost) -> tuple[LayerCopies | None, LayerCopies
         return None, None
     share = cost.model.offload_tokens
     some = shares_of_ranks(plan, least_shares(plan, cost)) if share == FEWEST else 1.0
-    tokens = some * plan.tokens_per_rank
-    received = (some if isinstance(share, str) else share) * kept_bytes(plan, cost)
+    tokens = np.asarray(some * plan.tokens_per_rank, np.float64)
+    received = np.asarray((some if isinstance(share, str) else share) * kept_bytes(plan, cost), np.float64)
     return copies.of_tokens(tokens, False, received), copies.of_tokens(tokens, True, received)
 
 
@@ -130,8 +130,9 @@ def waiting(cost: Cost, tokens: Ints | Floats, forward: Floats, backward: Floats
     if copies is None:
         return 0.0
     linear, again = (_of_token(seconds) * np.asarray(tokens) for seconds in (cost.linear_seconds, cost.again_seconds))
-    ahead, back = forward + linear, backward + 2 * linear + again
-    return copies.waited(ahead, back + cost.model.forwards_again * ahead, tokens)
+    ahead = np.asarray(forward + linear, np.float64)
+    back = np.asarray(backward + 2 * linear + again + cost.model.forwards_again * ahead, np.float64)
+    return copies.waited(ahead, back, tokens)
 
 
 def _of_token(seconds: Callable[[Ints], Floats]) -> float:
