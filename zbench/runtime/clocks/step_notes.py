@@ -35,7 +35,8 @@ class NotedCompute(NamedTuple):
 
 class NotedWait(NamedTuple):
     """A wait for messages. of: the operation whose message it is; None: of one that was sent, that it has left, or that
-    was posted in an earlier step. queue: of zbench.step.operations.QUEUES, its number. began, ended: as of NotedCompute."""
+    was posted in an earlier step. queue: of zbench.step.operations.QUEUES, its number. began, ended: as of
+    NotedCompute."""
 
     of: NotedOperation | None
     queue: int
