@@ -11,7 +11,7 @@ from tests.report.test_report import made
 from zbench.record.record import Line, Run, read
 from zbench.report import __main__ as report
 from zbench.run.replay import Replay
-from zbench.runtime.clocks.step_notes import Compute, Message, NotedOperation, NotedStep, Wait
+from zbench.runtime.clocks.step_notes import NotedCompute, NotedMessage, NotedOperation, NotedWait, RankNotes
 from zbench.runtime.measured_steps import RanPart, write_measured_steps
 from zbench.step.operations import COMPUTE, MOVE, SEND
 from zbench.step.template import Step
@@ -20,22 +20,22 @@ from zbench.trace.file import trace_reference
 
 def noted(step: Step) -> list[Any]:
     """What ranks would note of the computes and the transfers of a step's templates, a millisecond each."""
-    ranks = [NotedStep(1.0, [], [], [], []) for _ in range(step.num_gpus)]
+    ranks = [RankNotes(1.0, [], [], [], []) for _ in range(step.num_gpus)]
     moment = 0.0
     for number, template in enumerate(step.templates):
         for op, row in enumerate(template.operations.table.tolist()):
             moment += 1e-3
             if row[0] == COMPUTE:
                 of = NotedOperation(number, op, 0, row[2], row[2])
-                ranks[row[2]].computes.append(Compute(of, moment, moment + 1e-3))  # type: ignore[attr-defined]
+                ranks[row[2]].computes.append(NotedCompute(of, moment, moment + 1e-3))  # type: ignore[attr-defined]
             elif row[0] in (SEND, MOVE):
                 of = NotedOperation(number, op, 0, row[2], row[3])
-                one = Message(of, row[8], row[3], 1000, moment, float("inf"))
+                one = NotedMessage(of, row[8], row[3], 1000, moment, float("inf"))
                 ranks[row[2]].sent.append(one)  # type: ignore[attr-defined]
                 got = one._replace(peer=row[2], ended=moment + 1e-3)
                 ranks[row[3]].received.append(got)  # type: ignore[attr-defined]
                 waits = ranks[row[3]].waits
-                waits += [Wait(of, row[8], moment, moment + 5e-4), Wait(None, row[8], moment, moment)]  # type: ignore[operator]
+                waits += [NotedWait(of, row[8], moment, moment + 5e-4), NotedWait(None, row[8], moment, moment)]  # type: ignore[operator]
     return [SimpleNamespace(began=5.0, notes=one, nic_series={}) for one in ranks]
 
 

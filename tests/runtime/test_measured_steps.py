@@ -105,8 +105,6 @@ def test_operations_are_those_of_a_simulated_trace_and_bytes_those_of_the_record
     played = operations(tracks_of(tmp_path / "s.json"))
     found = operations(tracks)
     assert found == played
-    end = max(one["ts"] + one["dur"] for events in tracks.values() for one in events)
-    assert end <= 1e6 * result.seconds * 1.01
 
 
 @pytest.mark.parametrize("method", ["diloco", "co2"])
@@ -127,7 +125,13 @@ def test_rounds_have_workers_steps_and_what_they_end_with(method: str, tmp_path:
 
 
 def test_a_gpu_does_one_thing_at_a_time_and_a_message_ends_after_it_began(tmp_path: Path) -> None:
-    measured(cost_of(2, 2, sharding="zero3"), tmp_path / "m.json")
+    result = measured(cost_of(2, 2, sharding="zero3"), tmp_path / "m.json")
+    took = []
+    for rank, seconds in enumerate(result.attention_seconds):  # which have what brings operands together as well
+        mine = tracks_of(tmp_path / "m.json")[f"GPU {rank}"]
+        took.append([1e-6 * one["dur"] for one in mine if one["name"].startswith("attend")])
+        assert sum(took[rank]) <= seconds + 1e-6 * len(took[rank])
+    assert sum(map(sum, took)) > 0.1 * sum(result.attention_seconds)
     written = json.loads((tmp_path / "m.json").read_text())["traceEvents"]
     by_track: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for one in written:

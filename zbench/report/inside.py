@@ -47,7 +47,7 @@ def timeline(batch: Batch, plans: tuple[Plan, ...], executor: Simulated) -> Tabl
         track = event["pid"] * len(titles[0]) + event["tid"]
         of = args["micro_batch"], args["layer"]
         about = blocks.what(of[0], lists)
-        columns.add(track, titled(event), span, of, about, args.get("bytes", 0), route)
+        columns.add(track, name_with_pass(event), span, of, about, args.get("bytes", 0), route)
     return {
         "layers": layers,
         "of_layers": cost.model.num_layers,
@@ -71,7 +71,7 @@ def critical_path_table(
     return {"head": told.head, "sheets": [asdict(sheet) for sheet in (told.made, told.listed)]}
 
 
-def titled(event: Event) -> str:
+def name_with_pass(event: Event) -> str:
     """Writes what is done, and in which pass: 'attend forward', 'keys and values, forward'."""
     name, passing = event["name"], event["args"].get("pass", "")
     return name if not passing or passing in name.replace(",", "").split() else f"{name}, {passing}"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from zbench.report.about import TokenBlocks
 from zbench.report.columns import MOST_EVENTS, Columns
-from zbench.report.inside import titled
+from zbench.report.inside import name_with_pass
 from zbench.report.overview import Table
 from zbench.trace.file import Event
 
@@ -37,7 +37,7 @@ def measured_step_timeline(events: Sequence[Event], blocks: TokenBlocks, num_gpu
         track = number[event["pid"], titles[event["pid"], event["tid"]]]
         of = args.get("micro_batch", -1), args.get("layer", -1)
         span = event["ts"], event["dur"]
-        columns.add(track, titled(event), span, of, blocks.of_event(event), args.get("bytes", 0), route)
+        columns.add(track, name_with_pass(event), span, of, blocks.of_event(event), args.get("bytes", 0), route)
     return {
         "measured": True,
         "tracks": [title for _, title in tracks],

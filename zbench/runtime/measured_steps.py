@@ -21,8 +21,8 @@ import numpy as np
 from zbench.describe.cluster import Cluster
 from zbench.describe.links import NIC
 from zbench.interfaces.result import SWITCH
-from zbench.runtime.clocks.step_notes import Message, NotedOperation, NotedStep, Wait
-from zbench.runtime.measured_trace import nic_curves
+from zbench.runtime.clocks.step_notes import NotedMessage, NotedOperation, NotedWait, RankNotes
+from zbench.runtime.measured_trace import nic_share_events
 from zbench.step.operations import QUEUES
 from zbench.step.template import Step
 from zbench.trace.file import Event, write_events
@@ -43,7 +43,7 @@ class Reported(Protocol):
     def began(self) -> float: ...
 
     @property
-    def notes(self) -> NotedStep | None: ...
+    def notes(self) -> RankNotes | None: ...
 
     @property
     def nic_series(self) -> dict[str, Any]: ...
@@ -84,7 +84,9 @@ def measured_events(cluster: Cluster, parts: Sequence[RanPart], one_clock: bool)
     for part in parts:
         for at, one in enumerate(part.reports):
             rank = part.first + at
-            yield from nic_curves(cluster, rank // cluster.gpus_per_node, one.nic_series, one.began - starts[rank])
+            yield from nic_share_events(
+                cluster, rank // cluster.gpus_per_node, one.nic_series, one.began - starts[rank]
+            )
 
 
 @dataclass
@@ -112,7 +114,7 @@ class _Drawn:
         yield from chain.from_iterable(map(self._message, *self._both_ends()))
 
     @cached_property
-    def _notes(self) -> list[NotedStep]:
+    def _notes(self) -> list[RankNotes]:
         found = [one.notes for one in self.part.reports if one.notes is not None]
         assert len(found) == len(self.part.reports), "a step that is traced is noted on every rank"
         return found
@@ -121,14 +123,14 @@ class _Drawn:
     def _offsets(self) -> list[float]:
         return [one.began - self.starts[self.part.first + at] for at, one in enumerate(self.part.reports)]
 
-    def _both_ends(self) -> tuple[list[Message], list[Message], list[tuple[float, float]]]:
+    def _both_ends(self) -> tuple[list[NotedMessage], list[NotedMessage], list[tuple[float, float]]]:
         """Returns the messages as they were sent, as they were received, and from when to when each was under way."""
-        sent: dict[tuple[int, int], list[Message]] = {}
+        sent: dict[tuple[int, int], list[NotedMessage]] = {}
         for process, notes in enumerate(self._notes):
             for one in notes.sent:
                 sent.setdefault((process, process if one.peer < 0 else one.peer), []).append(one)
         queues = {pair: iter(every) for pair, every in sent.items()}
-        ends: tuple[list[Message], list[Message], list[tuple[float, float]]] = ([], [], [])
+        ends: tuple[list[NotedMessage], list[NotedMessage], list[tuple[float, float]]] = ([], [], [])
         for process, notes in enumerate(self._notes):
             for one in notes.received:
                 source = process if one.peer < 0 else one.peer
@@ -140,7 +142,9 @@ class _Drawn:
                 ends[2].append((begin, max(begin, self._offsets[process] + late)))
         return ends
 
-    def _message(self, sent: Message, got: Message, span: tuple[float, float]) -> Iterator[tuple[Track, Event]]:
+    def _message(
+        self, sent: NotedMessage, got: NotedMessage, span: tuple[float, float]
+    ) -> Iterator[tuple[Track, Event]]:
         """Yields a message's events, one on each link that it takes."""
         name, args = self._named(sent.of)
         src, dst = sent.of.src, sent.of.dst
@@ -172,7 +176,7 @@ class _Drawn:
         is_host = of.src >= self.part.step.num_gpus
         return rank // self.cluster.gpus_per_node, "CPUs" if is_host else f"GPU {rank}"
 
-    def _waiting(self, wait: Wait) -> tuple[str, Event]:
+    def _waiting(self, wait: NotedWait) -> tuple[str, Event]:
         """Returns the name of a wait, and what is said of it."""
         if wait.of is None:
             queue = QUEUES[wait.queue]

@@ -61,7 +61,7 @@ def _events(cluster: Cluster, reports: Sequence[NotedStep], starts: Sequence[flo
             }
     yield from _messages(cluster, noted, starts)
     for rank, (report, start) in enumerate(zip(reports, starts, strict=True)):
-        yield from nic_curves(cluster, rank // cluster.gpus_per_node, report.nic_series, report.began - start)
+        yield from nic_share_events(cluster, rank // cluster.gpus_per_node, report.nic_series, report.began - start)
 
 
 def _messages(cluster: Cluster, noted: Sequence[Events], starts: Sequence[float]) -> Iterator[Event]:
@@ -88,7 +88,7 @@ def _messages(cluster: Cluster, noted: Sequence[Events], starts: Sequence[float]
             yield {"ph": "e", **common, "ts": _micro(max(sent, one.moment - starts[rank]))}
 
 
-def nic_curves(cluster: Cluster, node: int, series: Mapping[str, Any], offset: float) -> Iterator[Event]:
+def nic_share_events(cluster: Cluster, node: int, series: Mapping[str, Any], offset: float) -> Iterator[Event]:
     """Yields how much of its rate each NIC of a node carried. series: as of zbench.runtime.job.job.Report; empty: they
     were not sampled. offset: seconds at which it begins."""
     interval = series.get("interval", 0.0)

@@ -25,7 +25,7 @@ class NotedOperation(NamedTuple):
     dst: int
 
 
-class Compute(NamedTuple):
+class NotedCompute(NamedTuple):
     """A compute. began, ended: seconds since the step's begin, its operands being there."""
 
     of: NotedOperation
@@ -33,9 +33,10 @@ class Compute(NamedTuple):
     ended: float
 
 
-class Wait(NamedTuple):
+class NotedWait(NamedTuple):
     """A wait for messages. of: the operation whose message it is; None: of one that was sent, that it has left, or that
-    was posted in an earlier step. queue: of zbench.step.operations.QUEUES, its number. began, ended: as of Compute."""
+    was posted in an earlier step. queue: of zbench.step.operations.QUEUES, its number. began, ended: as of
+    NotedCompute."""
 
     of: NotedOperation | None
     queue: int
@@ -43,7 +44,7 @@ class Wait(NamedTuple):
     ended: float
 
 
-class Message(NamedTuple):
+class NotedMessage(NamedTuple):
     """One end of a message; the n-th that a process sends to another is the n-th that this one receives from it. peer:
     the other process; -1: a copy inside this one. size: bytes. began: when it was posted. ended: when it was found
     arrived, inf where it was under way when the step ended or is the sender's end."""
@@ -56,15 +57,15 @@ class Message(NamedTuple):
     ended: float
 
 
-class NotedStep(NamedTuple):
+class RankNotes(NamedTuple):
     """The notes of a rank on a step. Operations' sources are the numbers of templates, or names of tensors. seconds:
     from the step's begin to its end."""
 
     seconds: float
-    computes: Sequence[Compute]
-    waits: Sequence[Wait]
-    sent: Sequence[Message]
-    received: Sequence[Message]
+    computes: Sequence[NotedCompute]
+    waits: Sequence[NotedWait]
+    sent: Sequence[NotedMessage]
+    received: Sequence[NotedMessage]
 
 
 @dataclass(slots=True)
@@ -131,7 +132,7 @@ class StepNotes:
         return self.device.now() if self.is_on else None
 
     def waited(self, of: NotedOperation | None, queue: int, asked: Any) -> None:
-        """Notes a wait from `asked` until now. of: as of Wait."""
+        """Notes a wait from `asked` until now. of: as of NotedWait."""
         if self.is_on:
             self._waits.append((of, queue, asked, self.device.now()))
 
@@ -149,7 +150,7 @@ class StepNotes:
             if one is not None:
                 one.arrives()
 
-    def told(self, numbers: Mapping[int, int], seconds: float) -> NotedStep:
+    def told(self, numbers: Mapping[int, int], seconds: float) -> RankNotes:
         """Returns the notes; to be read when the work is done, on a GPU after torch.cuda.synchronize. numbers: of
         templates, by the id of their program. seconds: of the step."""
         names = {id(one): self._named(one, numbers) for one in self._operations()}
@@ -158,18 +159,18 @@ class StepNotes:
         def since(clock: "Clock", begun: Any, *moments: Any) -> list[float]:
             return [float("inf") if one is None else clock.between(begun, one) for one in moments]
 
-        def ends(every: list[Posted]) -> list[Message]:
+        def ends(every: list[Posted]) -> list[NotedMessage]:
             return [
-                Message(names[id(x.of)], x.queue, x.peer, x.size, *since(self.links, links, x.began, x.ended))
+                NotedMessage(names[id(x.of)], x.queue, x.peer, x.size, *since(self.links, links, x.began, x.ended))
                 for x in every
             ]
 
-        computes = [Compute(names[id(of)], *since(self.device, device, *span)) for of, *span in self._computes]
+        computes = [NotedCompute(names[id(of)], *since(self.device, device, *span)) for of, *span in self._computes]
         waits = [
-            Wait(None if of is None else names[id(of)], queue, *since(self.device, device, *span))
+            NotedWait(None if of is None else names[id(of)], queue, *since(self.device, device, *span))
             for of, queue, *span in self._waits
         ]
-        return NotedStep(seconds, computes, waits, ends(self._sent), ends(self._received))
+        return RankNotes(seconds, computes, waits, ends(self._sent), ends(self._received))
 
     # -- inside ---------------------------------------------------------------------------------------
     def _posted(self, among: list[Posted], queue: int, peer: int, size: int) -> Posted | None:

@@ -67,7 +67,7 @@ class StepTimes:
         of: NotedOperation | None = None,
     ) -> Any:
         """Waits for messages of a queue; returns what that returns. name: of the message that it is; of: as of
-        zbench.runtime.clocks.step_notes.Wait."""
+        zbench.runtime.clocks.step_notes.NotedWait."""
         before, asked = self.turn_to(WAITS[queue]), self.pace.moment()
         began, noted = self.clock.now() if name is not None else 0.0, self.notes.asks()
         found = messages()

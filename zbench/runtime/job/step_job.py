@@ -9,7 +9,7 @@ from zbench.describe.expert_schedule import USUAL_EXPERTS, Experts
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Workload
 from zbench.runtime.clocks.named import NamedMessages
-from zbench.runtime.clocks.step_notes import NotedStep
+from zbench.runtime.clocks.step_notes import RankNotes
 from zbench.runtime.job.job import AdamW
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class StepReport:
     compiling: float
     worst: tuple[float, str] | None = None
     began: float = 0.0
-    notes: NotedStep | None = None
+    notes: RankNotes | None = None
     nic: Mapping[str, Sizes] = field(default_factory=dict)
     nic_series: dict[str, Any] = field(default_factory=dict)
     paced: Mapping[str, float] = field(default_factory=dict)
