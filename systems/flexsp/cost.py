@@ -14,7 +14,7 @@ import numpy as np
 
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
-from zbench.cost.memory.copies import kept_bytes, moment_bytes
+from zbench.cost.memory.copies import kept_over_own, moment_bytes
 from zbench.cost.memory.needs import memory_of
 from zbench.describe.arrays import Floats
 from zbench.describe.expert_schedule import USUAL_EXPERTS
@@ -157,7 +157,7 @@ def group_profile(degree: int, cost: Cost, backward: Mode) -> Floats:
     groups = [_group(x, degree, cost, backward) for x in (pieces.sum()[None], pieces, pieces[::2])]
     plan, small = groups[0]
     ways = (plan.forward, False), (plan.backward, True)
-    held = int(kept_bytes(plan, small).max()), max(int(moment_bytes(plan, *way, small).max()) for way in ways)
+    held = int(kept_over_own(plan, small).max()), max(int(moment_bytes(plan, *way, small).max()) for way in ways)
     return np.array([*(_seconds(plan, small) for plan, small in groups), *(size / (TILE * TILES) for size in held)])
 
 
