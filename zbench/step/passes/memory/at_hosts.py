@@ -165,16 +165,20 @@ class HostItems:
         one = self.layout.tensors[tensor]
         if one.layers != NONE:
             return kind_of(layer)
-        return self.layers.outside(one.name.removeprefix("s") in OF_HEAD and self.has_own_head)
+        return self.layers.outside(self._is_of_head(tensor) and self.has_own_head)
+
+    def _is_of_head(self, tensor: int) -> bool:
+        """Returns whether the head alone has a parameter, or one whose state a tensor is."""
+        return self.layout.tensors[tensor].name.removeprefix("s") in OF_HEAD
 
     @property
     def has_own_head(self) -> bool:
         """Whether the head has more of its own than its norm's gain, which else is updated with the table."""
         return sum(name in self.layout.number for name in OF_HEAD) > 1
 
-    def entries(self, items: Items, kind_of: KindOf) -> Items:
+    def entries(self, items: Items, kind_of: KindOf, last: int = 0) -> Items:
         """Returns the entries of a contract with optimizer state in host memory in place of GPUs', and parameters there
-        as well, or alone."""
+        as well, or alone. last: by how many places what the head alone has stands after its homes."""
         found, seen, alone = Rows(), set[tuple[int, int]](), _at_home_alone(items)
         for row in items.rows():
             tensor, layer = row[0], row[1]
@@ -184,18 +188,18 @@ class HostItems:
                 found.append(row)
             if (kind.state or (is_weight and kind.parameters)) and (tensor, layer) not in seen:
                 seen.add((tensor, layer))
-                at_hosts = self._homes(tensor) // self.gpus_per_node + self.num_gpus
+                at_hosts = self._homes(tensor) // self.gpus_per_node + self.num_gpus + last * self._is_of_head(tensor)
                 for host, cells in self._by_place(tensor, at_hosts):
                     found.append([tensor, layer, self.lists.number(PLACE, [host]), *cells, 0, row[6], 0])
         return Items.of(found)
 
-    def resting(self, items: Items, hops: Mapping[int, int]) -> Items:
+    def resting(self, items: Items, hops: Mapping[int, int], last_stage: int = 0) -> Items:
         """Returns what the step begins or ends with, range of layers by range of layers. hops: of gradients, how often
-        they were encoded with loss."""
+        they were encoded with loss; last_stage: the first place of the last one."""
         found, last = Rows(), dict[int, Rows]()
         for first in self.layers.firsts:
             kind_of, mine = _alike(self.layers.of_layer(first)), dict[int, Rows]()
-            for row in self.entries(items, kind_of).rows():
+            for row in self.entries(items, kind_of, last_stage).rows():
                 mine.setdefault(row[0], []).append(row)
             for tensor in [one for one in mine if self.is_weight(one)]:
                 gradient = self.layout.number[f"d{self.layout.tensors[tensor].name}"]
