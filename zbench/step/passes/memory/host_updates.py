@@ -190,7 +190,9 @@ class HostUpdates:
         for the micro-batch that they are of."""
         last: dict[int, int] = {}  # by layer: the entry with which its gradients are complete
         head = max((at for at, one in enumerate(order) if names[one.template] in _LAST_OF_HEAD), default=-1)
-        of_layer, place, place_of_head = dict[int, _Numbers](), dict[int, int](), 0
+        of_layer, place = dict[int, _Numbers](), dict[int, int]()
+        rest = next(one for one in order if one.template == self.rest.soon)
+        of_head = Instance(-1, 0)
         behind = [name in BACKWARDS and self._reduces_behind(templates[at]) for at, name in enumerate(names)]
         for entry, one in enumerate(order):
             if names[one.template] in _LAST_OF_LAYERS:
@@ -199,8 +201,8 @@ class HostUpdates:
                 of_layer |= dict.fromkeys(one.layers, self.layers[one.template])
                 place |= dict.fromkeys(one.layers, one.place)
             if self.head is not None and one.template == self.head.soon:
-                place_of_head = one.place
-        first = [Instance(self.rest.late, 0)] if self.rest.first else []
+                of_head = one
+        first = [replace(rest, template=self.rest.late)] if self.rest.first else []
         first += [
             Instance(of_layer[layer].late, layer, place=place[layer])
             for layer in sorted(of_layer)
@@ -208,10 +210,7 @@ class HostUpdates:
         ]
         found = _together(first)
         for entry, one in enumerate(order):
-            if one.template in self.layers or (self.head is not None and one.template == self.head.soon):
-                continue
-            if one.template == self.rest.soon:
-                rest = one
+            if one.template in self.layers or one in (rest, of_head):
                 continue
             complete = [layer + behind[one.template] for layer in one.layers]
             done = [layer for layer in complete if last.get(layer) == entry and layer in of_layer]
@@ -225,8 +224,8 @@ class HostUpdates:
                         found += [Instance(of_layer[layer].soon, layer, place=one.place)] if layer in done else []
                         start = end
             if entry == head and self.head is not None:
-                found.append(Instance(self.head.soon, 0, place=place_of_head))
-        return found + self._late(rest, of_layer, place, place_of_head)
+                found.append(replace(of_head, template=self.head.soon))
+        return found + self._late(rest, of_head, of_layer, place)
 
     def _reduces_behind(self, backward: Template) -> bool:
         """Returns whether a layer's backward reduces the gradients of the layer behind it, whose backward was before
@@ -236,13 +235,13 @@ class HostUpdates:
         return bool((np.isin(leaves.tensor, gradients) & (leaves.layer == 1)).any())
 
     def _late(
-        self, rest: Instance, of_layer: Mapping[int, _Numbers], place: Mapping[int, int], place_of_head: int
+        self, rest: Instance, head: Instance, of_layer: Mapping[int, _Numbers], place: Mapping[int, int]
     ) -> list[Instance]:
-        """Returns what is played after all else. rest: the instance that updates what is outside the layers; place: by
-        layer, from which its stage is played on."""
+        """Returns what is played after all else. rest, head: the instances that update what is outside the layers, and
+        what the head alone has; place: by layer, from which its stage is played on."""
         layers = [layer for layer in sorted(of_layer) if not of_layer[layer].first]
         first, up = [rest] if self.when == AFTER_BACKWARD else [], self.when == AFTER_BACKWARD
-        of_head = [Instance(self.head.late, 0, place=place_of_head)] if self.head is not None else []
+        of_head = [replace(head, template=self.head.late)] if self.head is not None else []
         turns = layers if up else layers[::-1]
         of_layers = [Instance(of_layer[layer].late, layer, place=place[layer]) for layer in turns]
         found = [*first, *of_layers, *of_head] if up else [*of_head, *of_layers, rest]
