@@ -182,10 +182,10 @@ class TrainingMemory(HostUse):
                 f"{told} sharding {sharding}; each parameter's optimizer state has to be in one host's memory, so it "
                 "takes sharding=zero1, zero2 or zero3"
             )
-        if self.rests_on_hosts and stages != 1:
+        if self.parameters_rest_on_hosts and stages != 1:
             raise ValueError(
-                f"{self.told_of_resting} with parallel.pipeline_parallel {stages}; all layers have to be on all GPUs, "
-                "so it takes parallel.pipeline_parallel=1"
+                f"memory.parameter_layers is {self.parameter_layers} with parallel.pipeline_parallel {stages}; all "
+                "layers have to be on all GPUs, so it takes parallel.pipeline_parallel=1"
             )
         if self.parameter_layers != NOWHERE and sharding != SHARDING[-1]:
             raise ValueError(

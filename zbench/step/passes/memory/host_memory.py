@@ -109,7 +109,7 @@ def with_host_memory(step: Step, model: Model, gpus_per_node: int, layers: Seque
     layers of every stage something is there.
 
     Raises:
-        ValueError: optimizer state or parameters rest there, and layers are in stages.
+        ValueError: parameters are updated on several GPUs.
     """
     if model.layers_on_hosts:
         step = with_kept_on_hosts(step, gpus_per_node, layers, model.activations_on_hosts)
