@@ -137,9 +137,7 @@ def test_mutants_are_found() -> None:
 
 def test_gpus_of_a_node_share_its_cpus() -> None:
     """Each GPU's part of a node's memory has its share of the node's CPUs, and a GPU has no state."""
-    cluster = replace(
-        small(2, 2).cluster, host_bandwidth=1e10, host_efficiency=1.0, host_latency=1e-5, host_memory=1e9
-    )
+    cluster = replace(small(2, 2).cluster, host_bandwidth=1e10, host_efficiency=1.0, host_latency=1e-5, host_memory=1e9)
     plans = [plan_of([400], 2, 4)]
     step = with_optimizer_on_hosts(whole_step(FIVE, plans, 1, "1", stages=2), 2)
     slow, quick = (play_step(step, plans, Cost(replace(cluster, host_adam_bandwidth=one), FIVE)) for one in (1e5, 1e12))

@@ -104,9 +104,7 @@ def test_exact_in_pipelines_of_plans(ranks: LocalFleet, updates: str, shapes: li
 
 
 @pytest.mark.parametrize(("stages", "zero", "optimizer"), [(1, "3", "all"), (1, "2", 3), (2, "1", "all"), (2, "1", 4)])
-def test_exact_with_dense_layers_before_others(
-    ranks: LocalFleet, stages: int, zero: str, optimizer: int | str
-) -> None:
+def test_exact_with_dense_layers_before_others(ranks: LocalFleet, stages: int, zero: str, optimizer: int | str) -> None:
     model = replace(EXPERTS, num_layers=5, dense_layers=2, dense_ffn_hidden=10, shared_experts=1, offload="optimizer")
     model, how = replace(model, optimizer_layers=optimizer), ExpertParallel(4 // stages, 1, skew=1.0)
     plans = [plan_of(lengths, 4 // stages, 4, first=10 * at) for at, lengths in enumerate(([9, 6], [2, 1]))]

@@ -238,7 +238,7 @@ class HostItems:
         return self.homes.get(one.name, one.home).reshape(self.layout.shape(tensor))
 
     def _by_place(self, tensor: int, places: Ints) -> list[tuple[int, list[int]]]:
-        """Returns the places and the lists of cells of a tensor. places: of its cells, -1 of those that are not meant."""
+        """Returns the places and the lists of cells of a tensor. places: of its cells, -1 of those that are left."""
         axes, found = self.layout.tensors[tensor].axes, list[tuple[int, list[int]]]()
         for one in np.unique(places[places >= 0]).tolist():
             rows: dict[bytes, tuple[Ints, list[int]]] = {}  # by the cells along the second axis
