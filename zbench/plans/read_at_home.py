@@ -1,4 +1,4 @@
-"""Which heads of q and kv a rank's backward list reads of its own tokens: what it attends with, and what it sends.
+"""The heads of q and kv that a rank's backward list reads of its own tokens: what it attends with, and what it sends.
 
 Who sends heads away attends to few of its own tokens' itself, and its backward need not keep the others.
 """

@@ -53,7 +53,9 @@ def own_rows(parts: PlanParts, name: str, lists: ListTable) -> list[tuple[int, i
     return found
 
 
-def kept_rows(parts: PlanParts, saved: Sequence[str], lists: ListTable, numbers: Mapping[str, int]) -> list[list[int]]:
+def kept_copy_rows(
+    parts: PlanParts, saved: Sequence[str], lists: ListTable, numbers: Mapping[str, int]
+) -> list[list[int]]:
     """Returns the entries of the copies of q and kv that a plan keeps where its forward brought them, until the
     backward, of those that are `saved`. numbers: of tensors, by their names."""
     found, tokens, cuts = list[list[int]](), dict[int, int](), dict[tuple[str, int, int], list[int]]()

@@ -12,7 +12,7 @@ from zbench.step.layers import MERGE, of_experts, of_relay
 from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
 from zbench.step.operations import REDUCE, Operations, operation_row
-from zbench.step.passes.attention import attention_rows, dropped_rows, kept_rows, own_rows, with_drops
+from zbench.step.passes.attention import attention_rows, dropped_rows, kept_copy_rows, own_rows, with_drops
 from zbench.step.passes.contributions import TABLE, Contributions, Rows
 from zbench.step.passes.experts import ExpertModules
 from zbench.step.passes.memory.chunks import TokenChunks, by_chunks
@@ -294,7 +294,7 @@ class BatchTemplates:
                     tokens, cut = (self.linear.lists_of(axis, True) for axis in tensor.axes)
                     own = [(gpu, int(tokens[gpu]), int(cut[gpu])) for gpu in self.linear.gpus(True).tolist()]
                 found += [[number, 0, self.lists.number(PLACE, [gpu]), *cells, complete, 0, 0] for gpu, *cells in own]
-        return found + kept_rows(self.parts, saved, self.lists, self.layout.number)
+        return found + kept_copy_rows(self.parts, saved, self.lists, self.layout.number)
 
     @property
     def _head_there(self) -> Sequence[str]:

@@ -27,8 +27,8 @@ from zbench.step.passes.memory.at_hosts import OF_HEAD, HostItems, OnHosts, Rows
 from zbench.step.passes.memory.kept_on_hosts import BACKWARDS
 from zbench.step.template import AT_HOME, COMPLETE, Instance, Items, Template
 
-# Templates that update: of layers, also dense ones before others; of what is outside them, or of the table, on the first;
-# of the head, which is made here but where that is on a stage of its own.
+# Templates that update: of layers, also dense ones before others; of what is outside them, or of the table alone; of
+# the head, which is made here but where that is on a stage of its own.
 UPDATES, ENDS, HEAD = ("optimizer", "optimizer_dense"), ("optimizer_ends", "optimizer_embedding"), "optimizer_head"
 _LAST_OF_LAYERS = (*BACKWARDS, "reduce", "reduce_rest")
 _LAST_OF_HEAD = ("head", "reduce_head")
