@@ -11,7 +11,7 @@ from itertools import islice
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.cost.memory.copies import kept_bytes
+from zbench.cost.memory.copies import kept_over_own
 from zbench.cost.memory.needs import least_bytes, memory_of
 from zbench.cost.memory.peak import step_bytes
 from zbench.describe.model import DKV, DQ, O
@@ -99,7 +99,7 @@ def need_range(plan: Plan, cost: Cost) -> tuple[int, int]:
     if cost.pp > 1:
         exact = exact_bytes(plan, cost)
         return exact, exact
-    tokens, kept = plan.tokens_per_rank, kept_bytes(plan, cost)
+    tokens, kept = plan.tokens_per_rank, kept_over_own(plan, cost)
     moment = np.maximum(_away_bytes(plan, plan.forward, cost), _away_bytes(plan, plan.backward, cost))
     least, most = 0.0, 0.0
     for line in memory_of(cost).lines:

@@ -15,7 +15,7 @@ import numpy as np
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
 from zbench.cost.host_copies import HostCopies
-from zbench.cost.memory.copies import kept_bytes, moment_bytes
+from zbench.cost.memory.copies import kept_over_own, moment_bytes
 from zbench.cost.memory.needs import memory_of
 from zbench.describe.arrays import Floats
 from zbench.describe.expert_schedule import USUAL_EXPERTS
@@ -159,7 +159,7 @@ def group_profile(degree: int, cost: Cost, backward: Mode) -> Floats:
     plan, small = groups[0]
     waits = [_waited(*groups[1]), _waited(*groups[2])]  # of short sequences; a long one's curve is of what it computes
     ways = (plan.forward, False), (plan.backward, True)
-    held = int(kept_bytes(plan, small).max()), max(int(moment_bytes(plan, *way, small).max()) for way in ways)
+    held = int(kept_over_own(plan, small).max()), max(int(moment_bytes(plan, *way, small).max()) for way in ways)
     played = np.array([_seconds(plan, small) for plan, small in groups]) + np.array([waits[0], *waits])
     return np.array([*played, *(size / (TILE * TILES) for size in held)])
 

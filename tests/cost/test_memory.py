@@ -1,6 +1,7 @@
 """Peak memory against a plain walk through the plan, holding what each operation brings until its last use."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.strategies import cases
+from tests.plans.test_read_at_home import read_by_views
 from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
-from zbench.cost.memory.copies import kept_bytes, moment_bytes
+from zbench.cost.memory.copies import kept_bytes, kept_over_own, moment_bytes
 from zbench.cost.memory.lines import MemoryLines, MomentLine
 from zbench.cost.memory.needs import check_memory, least_bytes, memory_of, moments_of_stages, pipeline_moments
 from zbench.cost.memory.peak import peak_bytes
@@ -24,6 +26,7 @@ from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ring
 from zbench.plans.plan import Attend, Ops, Plan
+from zbench.plans.read_at_home import head_edges
 from zbench.systems.local_packing import LocalPacking
 
 NUMBER = {"q": Q, "kv": KV, "o": O, "do": DO, "dq": DQ, "dkv": DKV}
@@ -77,6 +80,27 @@ def test_the_fullest_moment(case: tuple[Cost, Plan]) -> None:
     assert moment_bytes(plan, plan.backward, True, cost).tolist() == walk(plan, plan.backward, True, cost)
 
 
+def unread(plan: Plan, cost: Cost) -> list[int]:
+    """Per rank, the bytes of q and kv of its own tokens that its backward does not read. Kv heads that a range of the
+    plan's heads shares with another one's go together."""
+    model, edges = cost.model, head_edges(plan).tolist()
+    group = model.num_heads // model.num_kv_heads
+    together = [{head} for head in range(model.num_kv_heads)]
+    for low, high in pairwise(edges):
+        joined = {head // group for head in range(low, high)}
+        near = [one for one in together if one & joined]
+        together = [one for one in together if not one & joined] + [set[int]().union(*near)]
+    queries, keys = read_by_views(plan)
+    read_kv = {(block, head // group) for block, head in keys}
+    gone = [0] * plan.num_ranks
+    for block, rank in enumerate(plan.blocks.home.tolist()):
+        heads = sum((block, head) not in queries for head in range(plan.num_heads))
+        pairs = sum(len(one) for one in together if not any((block, head) in read_kv for head in one))
+        sizes = model.message_bytes_per_token(Q, 0, 1), model.message_bytes_per_token(KV, 0, 1)
+        gone[rank] += int(plan.blocks.tokens[block]) * (heads * sizes[0] + pairs * sizes[1])
+    return gone
+
+
 @given(cases(nodes=2, gpus=5))
 def test_the_peak_is_the_sum_of_its_parts(case: tuple[Cost, Plan]) -> None:
     cost, plan = case
@@ -87,6 +111,8 @@ def test_the_peak_is_the_sum_of_its_parts(case: tuple[Cost, Plan]) -> None:
             tokens = int(plan.blocks.tokens[list(op.blocks)].sum())
             kept[op.dst] += tokens * model.message_bytes_per_token(NUMBER[op.tensor], *op.heads)
     assert kept_bytes(plan, cost).tolist() == kept
+    kept = [received - gone for received, gone in zip(kept, unread(plan, cost), strict=True)]
+    assert kept_over_own(plan, cost).tolist() == kept
     moments = np.maximum(moment_bytes(plan, plan.forward, False, cost), moment_bytes(plan, plan.backward, True, cost))
     each = zip(plan.tokens_per_rank.tolist(), kept, moments.tolist(), strict=True)
     expected = [
@@ -97,7 +123,8 @@ def test_the_peak_is_the_sum_of_its_parts(case: tuple[Cost, Plan]) -> None:
     assert peak_bytes((plan, plan), cost).tolist() == np.ceil(expected).tolist()  # one micro-batch after another
     assert peak_bytes((plan,), cost).max() >= least_bytes(cost, int(plan.lengths.sum()))
     layers = {line.received for line in memory_of(cost).lines}
-    assert layers == ({0, 1} if model.recompute == "full" else {model.num_layers})
+    of_work = {0, 1} if model.recompute == "full" else {model.num_layers - 1, model.num_layers}
+    assert layers == of_work  # behind attention this layer's are gone
 
 
 @given(st.data())

@@ -24,6 +24,7 @@ from zbench.systems.allgather import AllGather
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.local_packing import LocalPacking
 from zbench.systems.ring import Ring
+from zbench.systems.ulysses import Ulysses
 from zbench.systems.usp import USP
 from zbench.systems.zeppelin.planner import Zeppelin
 
@@ -227,7 +228,7 @@ def test_parts_that_lie_in_one_another_are_no_more_than_is_reckoned(
         assert reckoned.max() - found.max() <= (whole.loss + whole.inputs) / 2
 
 
-@pytest.mark.parametrize("system", [Zeppelin, Ring, USP, AllGather], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("system", [Zeppelin, Ring, USP, AllGather, Ulysses], ids=lambda one: one.__name__)
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_what_plans_receive_is_there_at_the_moments_of_attention(system: Any, recompute: str) -> None:
     """Systems that cut sequences: never less than live ranges, of which pieces that are taken and added to again count
@@ -240,6 +241,8 @@ def test_what_plans_receive_is_there_at_the_moments_of_attention(system: Any, re
         found = np.array(Simulated(cost).step(Batch(np.tile(lengths, 3), 0, 0), plans).peak_bytes)
         reckoned = peak_bytes(plans, cost)
         assert (found <= reckoned).all()
+        if system in (USP, Ulysses):  # that send heads away, which they do not keep
+            assert found.max() >= 0.97 * reckoned.max()
 
 
 @pytest.mark.parametrize("level", ["none", "selective", "chunked", "full"])

@@ -54,6 +54,17 @@ def test_pipelines_that_nothing_moves_for_cost_nothing() -> None:
     assert ["switch" in one.phases for one in found] == [False, False]
 
 
+def test_state_on_hosts_does_not_move() -> None:
+    """A batch with other pipelines is refused where optimizer state rests on hosts, and one with the same is not."""
+    cost = cost_of(2, 1)
+    hosts = {"host_bandwidth": 1e10, "host_efficiency": 1.0, "host_latency": 1e-5, "host_memory": 1e12}
+    cluster = replace(cost.cluster, **hosts, host_adam_bandwidth=1e11)
+    model = replace(cost.model, sharding="zero1", offload="optimizer")
+    assert len(steps_of(replace(cost, cluster=cluster, model=model), ["single", "single"])) == 2
+    with pytest.raises(ValueError, match=r"^plans have other pipelines .* and memory.offload is optimizer; state"):
+        steps_of(replace(cost, cluster=cluster, model=model), ["single", "stages"])
+
+
 def test_a_run_begins_with_everything_in_place() -> None:
     executor = Simulated(cost_of(2, 1))
     for name in ("stages", "single"):

@@ -214,7 +214,7 @@ def test_no_gpu_has_more_than_the_account_however_slow_its_link_is(rate: float, 
 
 
 def test_what_cannot_be_is_one_sentence() -> None:
-    """Optimizer state on hosts in stages; layers that no stage has, and stages that keep all."""
+    """Parameters on hosts in pipelines; layers that no stage has, and stages that keep all."""
     plans = pipeline_plans([(2, 1), (1, 2)], [[(9, 0), (2, 1)]], 4)
     cluster, batch = replace(small(1, 4).cluster, **HOST, host_adam_bandwidth=1e11), Batch(np.array([9, 2]), 0, 0)
     for offload in ("inputs", "activations"):
@@ -222,9 +222,9 @@ def test_what_cannot_be_is_one_sentence() -> None:
             "simulated", replace(FIVE, num_layers=4, recompute="full", offload=offload), 4, cluster=cluster
         )
         assert steps.of(batch, plans).num_hosts == 4
-    both = replace(steps, model=replace(steps.model, offload="inputs_and_optimizer"))
+    both = replace(steps, model=replace(steps.model, sharding="zero3", parameter_layers=2))
     with pytest.raises(
-        ValueError, match=r"^plans have pipelines, .* memory.offload is inputs_and_optimizer, which takes"
+        ValueError, match=r"^plans have pipelines, .* memory.parameter_layers is 2, which takes none with them"
     ):
         both.built(batch, plans)
     for layers, stages, told in (

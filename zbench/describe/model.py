@@ -311,7 +311,7 @@ class Model(StagedLayers, LayersOnHosts, LayerParameters, ExpertLayers):
         its own and some layers' are; of the table where all layers' are."""
         layers = self.layers_updated_on_hosts
         of_head = self.hidden + (0 if self.tied_embeddings else self.head_params)
-        of_layers = layers * self.layer_params
+        of_layers = self._params_of_last(layers)
         if layers == self.num_layers:
             return of_layers + of_head + self.table_params
         return of_layers + of_head if layers and not self.tied_embeddings else of_layers
@@ -321,6 +321,12 @@ class Model(StagedLayers, LayersOnHosts, LayerParameters, ExpertLayers):
         """The parameters that are in host memory themselves: where their state is, and where they rest."""
         resting = min(self.parameters_on_hosts, self.num_layers - self.layers_updated_on_hosts)
         return self.params_updated_on_hosts + resting * self.layer_params
+
+    def _params_of_last(self, layers: int) -> int:
+        """Returns the parameters of so many layers, the last ones, of which the first may be dense."""
+        others = min(layers, self.num_layers - self.dense_layers)
+        dense = (layers - others) * self.dense_layer.layer_params if layers > others else 0
+        return others * self.layer_params + dense
 
     @property
     def elementwise_bytes(self) -> int:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zbench.describe.checks import (
+    CHOSEN,
     FEWEST,
     MOST,
     check_choice,
@@ -192,10 +193,16 @@ class TrainingMemory(HostUse):
                 f"{told} sharding {sharding}; each parameter's optimizer state has to be in one host's memory, so it "
                 "takes sharding=zero1, zero2 or zero3"
             )
-        if self.rests_on_hosts and stages != 1:
+        if self.parameters_rest_on_hosts and stages != 1:
             raise ValueError(
-                f"{self.told_of_resting} with parallel.pipeline_parallel {stages}; all layers have to be on all GPUs, "
-                "so it takes parallel.pipeline_parallel=1"
+                f"memory.parameter_layers is {self.parameter_layers} with parallel.pipeline_parallel {stages}; all "
+                "layers have to be on all GPUs, so it takes parallel.pipeline_parallel=1"
+            )
+        chosen = {"optimizer_layers": self.optimizer_layers, "carried_layers": self.carried_layers}
+        for key in (key for key, count in chosen.items() if count == CHOSEN and stages != 1):
+            raise ValueError(
+                f"memory.{key} is {CHOSEN} with parallel.pipeline_parallel {stages}; numbers of least time are known "
+                "of layers that are all on all GPUs, so it takes all or a number"
             )
         if self.parameter_layers != NOWHERE and sharding != SHARDING[-1]:
             raise ValueError(

@@ -157,8 +157,8 @@ class Simulated:
         chosen = self.chosen(batch, plans)
         parts = self.known.step(chosen.steps, batch, plans, self.cost.gpus)
         step = parts.step
-        fixed = chosen.steps.model.rests_on_hosts  # pipelines are the job's then
-        left = None if fixed else Left.of(step, plans, self._left)
+        model = chosen.steps.model
+        left = Left.of(step, plans, self._left, model.told_of_resting if model.rests_on_hosts else "")
         before, self._left = self._left, left
         moved = played_switch(before, step, plans, self.cost.gpus)
         if self.experts.counted:  # there is room for all rows that routers could choose

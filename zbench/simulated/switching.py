@@ -14,6 +14,7 @@ from zbench.simulator.steps.play import PlayedStep, play_step
 from zbench.step.elements import ElementHolders, elements_held
 from zbench.step.passes.parameters.switch import switch_step
 from zbench.step.proof.prove import prove_step
+from zbench.step.switch_law import other_pipelines
 from zbench.step.template import Step
 
 
@@ -26,12 +27,19 @@ class Left:
     held: ElementHolders
 
     @staticmethod
-    def of(step: Step, plans: tuple[Plan, ...], before: "Left | None") -> "Left":
-        """Returns what a step leaves; `before` itself where its pipelines are those of the step before."""
+    def of(step: Step, plans: tuple[Plan, ...], before: "Left | None", on_hosts: str = "") -> "Left":
+        """Returns what a step leaves; `before` itself where its pipelines are those of the step before. on_hosts: the
+        key by which it rests in host memory, "" where it does not.
+
+        Raises:
+            ValueError: it rests in host memory, and pipelines are others.
+        """
         layout = _layout(plans)
-        return (
-            before if before is not None and before.layout == layout else Left(layout, elements_held(step, step.ends))
-        )
+        if before is not None and before.layout == layout:
+            return before
+        if on_hosts and before is not None:
+            raise other_pipelines(on_hosts)
+        return Left(layout, ElementHolders(step.num_gpus, {}, {}) if on_hosts else elements_held(step, step.ends))
 
 
 def _layout(plans: tuple[Plan, ...]) -> Layout:

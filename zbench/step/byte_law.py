@@ -76,7 +76,7 @@ def _shifted(step: Step, place: int, start: int, layer: int) -> int:
     """Returns the place that one of a template is for an instance played from `start` on, or ACROSS, for a layer."""
     if start != ACROSS:
         return place + start
-    stages = _pipeline(step, place)
+    stages = _pipeline(step, _gpu(step, place))
     return place + max(one.place for one in stages if one.layer <= layer) - stages[0].place
 
 

@@ -11,6 +11,15 @@ from zbench.step.elements import element_moves, elements_held
 from zbench.step.template import Step
 
 
+def other_pipelines(told: str) -> ValueError:
+    """Returns the error of a batch whose plans have other pipelines than those of the batch before, where optimizer
+    state rests in host memory. told: the key that has it there."""
+    return ValueError(
+        f"plans have other pipelines than those of the batch before, and {told}; state would go from host to host, "
+        "which no step does, so it takes pipelines that stay, as of one pair in system.tp_pp_pairs"
+    )
+
+
 def switch_bytes(before: Step, after: Step) -> list[tuple[int, int]]:
     """Returns the bytes (sent, received) of every GPU. before: the step whose ends are there; after: whose begins have
     to be.

@@ -7,6 +7,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.compiled import ENTERED, INNER
 from zbench.describe.model import KV, Q, message_size
 from zbench.plans.plan import TRANSFER, Ints, Ops, Plan
+from zbench.plans.read_at_home import head_edges, kv_of_heads, read_at_home
 from zbench.plans.touches import ACTION, ADD, HI, IS_COPY, LO, PLACE, WRITE, scratch, source, touches
 
 _message_size = nb.njit(**INNER)(message_size)
@@ -18,6 +19,25 @@ def kept_bytes(plan: Plan, cost: Cost) -> Ints:
     kept = (ops.kind == TRANSFER) & ((ops.tensor == Q) | (ops.tensor == KV))
     size = cost.message_bytes(plan, ops)
     return np.bincount(ops.dst[kept], weights=size[kept], minlength=plan.num_ranks).astype(np.int64)
+
+
+def kept_over_own(plan: Plan, cost: Cost) -> Ints:
+    """Returns int64 [num_ranks]: the bytes of q and kv that one layer of a whole step keeps until its backward, over
+    those of a rank's own tokens with all heads: what it received, less what its backward does not read of its own. Less
+    than 0 where that is more."""
+    cuts = head_edges(plan)
+    queries, keys = read_at_home(plan, cuts)
+    found = kept_bytes(plan, cost)
+    if queries.all() and keys.all():
+        return found
+    per_head, per_kv_head, per_kv = cost.model.message_rows()
+    kv = kv_of_heads(cuts, per_kv)
+    first = np.flatnonzero(np.diff(kv, prepend=-1))  # heads that begin a part of the kv heads
+    ends = -(-np.maximum.reduceat(cuts[1:], first) // per_kv)
+    each = ~queries @ (np.diff(cuts) * per_head[Q])
+    each += ~np.logical_or.reduceat(keys, first, axis=1) @ (np.diff(ends, prepend=0) * per_kv_head[KV])
+    unread = np.bincount(plan.blocks.home, weights=each * plan.blocks.tokens, minlength=plan.num_ranks)
+    return found - unread.astype(np.int64)
 
 
 def moment_bytes(plan: Plan, ops: Ops, backward: bool, cost: Cost) -> Ints:

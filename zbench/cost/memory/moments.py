@@ -262,7 +262,7 @@ def _backward(
         MomentLine(halving + fixed, more + max(product, halves, entered), chunk, tokens, received),
         MomentLine(norming + fixed, more + norm, chunk, tokens, received),
         MomentLine(whole.attention, attention + max(out, attend), received=received, copies=True),
-        MomentLine(whole.inputs, inputs, received=received),
+        MomentLine(whole.inputs, inputs, received=received - 1),  # this layer's are gone with its attention
     ]
 
 

@@ -69,7 +69,7 @@ def _moments(
 
 def least_bytes(cost: Cost, num_tokens: int) -> int:
     """Returns the bytes that a rank needs if a micro-batch's tokens are spread evenly and nothing is received: none
-    needs less."""
+    needs less, as all ranks receive no less than they do not keep of their own."""
     return memory_of(cost).bytes(-(-num_tokens // cost.cluster.num_ranks))
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.cost.memory.copies import kept_bytes, moment_bytes
+from zbench.cost.memory.copies import kept_over_own, moment_bytes
 from zbench.cost.memory.lines import MomentLine
 from zbench.cost.memory.moments import StageMoments
 from zbench.cost.memory.needs import moments_of_stages, pipeline_moments
@@ -43,7 +43,7 @@ def _job_bytes(plans: tuple[Plan, ...], cost: Cost, copies: int, shares: Floats 
     """Returns int64 [stages x ranks of a stage]: stage s of pp holds pp - s micro-batches that follow one another, each
     `copies` times. shares: of each rank's tokens that of which something is on hosts, [ranks]."""
     tokens = np.stack([plan.tokens_per_rank for plan in plans]).astype(np.float64)
-    received = np.stack([kept_bytes(plan, cost) for plan in plans])
+    received = np.stack([kept_over_own(plan, cost) for plan in plans])
     ways = [((plan, plan.forward, False), (plan, plan.backward, True)) for plan in plans]
     away = np.stack([np.maximum(*(moment_bytes(*way, cost) for way in both)) for both in ways])
     kinds, peak = _kinds(cost, shares), []

@@ -114,7 +114,9 @@ def state_bytes(cost: Cost) -> int:
         return bytes_of_stage(cost, cost.layers * cost.model.layer_params, cost.layers, False, True)
     model, degrees = cost.model, degrees_of(cost.model.sharding)
     size = ParameterCount(model.total_params, (model.num_layers - model.dense_layers) * model.expert_params)
-    found = _state_bytes(cost, size, model.num_layers, (degrees.secondary, degrees.gradients, degrees.optimizer))
+    of = degrees.secondary, degrees.gradients, degrees.optimizer
+    on_hosts = model.layers_updated_on_hosts, model.params_updated_on_hosts
+    found = _state_bytes(cost, size, model.num_layers, of, on_hosts)
     if 0 < model.layers_updated_on_hosts < model.num_layers and not model.tied_embeddings:
         # Table and head are cut as one: where the head's state is on hosts, ranks with the table alone have most.
         ranks, table = cost.cluster.num_ranks, model.table_params
@@ -131,9 +133,12 @@ def bytes_of_stage(cost: Cost, params: int, layers_of_experts: int, is_first: bo
     outer = is_first * model.table_params + is_last * (model.head_params + model.hidden)
     size = ParameterCount(params + outer, layers_of_experts * model.expert_params)
     degrees = degrees_of(model.sharding)
-    found = _state_bytes(cost, size, layers, (degrees.secondary, degrees.gradients, degrees.optimizer))
+    of = degrees.secondary, degrees.gradients, degrees.optimizer
     if degrees.optimizer == 1:
-        return found
+        return _state_bytes(cost, size, layers, of)
+    # Which layers a stage has is not known here: the first ones have no state on hosts where others do.
+    every = model.layers_updated_on_hosts == model.num_layers
+    found = _state_bytes(cost, size, layers, of, (layers, size.all) if every else (0, 0))
     each = adam_bytes(model)
     each += model.element_bytes * (degrees.secondary != 1) + GRADIENT_BYTES * (degrees.gradients != 1)
     more = min(outer, (model.table_params + model.head_params) / ranks) - outer / ranks
@@ -157,34 +162,40 @@ def pipeline_state_bytes(cost: Cost, tp: int, pp: int) -> int:
 
 
 def adam_bytes(model: Model) -> int:
-    """Returns the bytes of a parameter's optimizer state on GPUs, where hosts have none of it or all."""
-    return 0 if model.optimizer_on_hosts else ADAM_BYTES
+    """Returns the bytes of a parameter's optimizer state on GPUs, 0 where hosts have that of all layers."""
+    return 0 if model.layers_updated_on_hosts == model.num_layers else ADAM_BYTES
 
 
-def _state_bytes(cost: Cost, params: ParameterCount, layers: int, degrees: tuple[int, int, int]) -> int:
+def _state_bytes(
+    cost: Cost,
+    params: ParameterCount,
+    layers: int,
+    degrees: tuple[int, int, int],
+    updated_on_hosts: tuple[int, int] = (0, 0),
+) -> int:
     """Returns the bytes of so many parameters, each cut over so many of a stage's ranks, of their gradients and of
     their state.
 
     Norms' gains and routers are not cut: every GPU has them, and one their state. Experts lie over GPUs of their own:
     each has its part of them, and what ZeRO cuts it cuts over the GPUs that have the same part. What rests in host
-    memory is not there: optimizer state of the last layers; parameters of the first ones but for those that are at
-    work, or ahead.
+    memory is not there: optimizer state of so many layers and parameters (updated_on_hosts); parameters of the first
+    layers but for those that are at work, or ahead.
     """
     model, found = cost.model, float(cost.model.lse_bytes)  # a loss
     brought = max(model.parameters_on_hosts - 1 - cost.layers_ahead, 0)
     on_hosts = (
         (brought, brought * model.layer_params),
         (0, 0),
-        (model.layers_updated_on_hosts, model.params_updated_on_hosts),
+        updated_on_hosts,
     )
     for size, degree, (away, gone) in zip(
         (model.element_bytes, GRADIENT_BYTES, ADAM_BYTES), degrees, on_hosts, strict=True
     ):
         ranks = cost.cluster.num_ranks if degree == WORLD else degree
         gpus = cost.expert_gpus if degree == 1 else max(ranks * cost.tp, cost.expert_gpus)
-        share, experts = 1 / ranks, params.of_experts - away * model.expert_params * (params.of_experts > 0)
-        if gone and away == model.num_layers and gone == params.all:
+        if gone and gone == params.all:
             continue
+        share, experts = 1 / ranks, max(params.of_experts - away * model.expert_params, 0)
         of_rest = share * (params.all - gone - experts) + (cost.tp - share) * _gains(model, layers - away)
         found += size * (of_rest + experts * cost.tp / gpus)
     return int(found)

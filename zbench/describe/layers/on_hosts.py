@@ -30,9 +30,14 @@ class HostUse:
         return self._told("offload" if self.offload != NOWHERE else "parameter_layers")
 
     @property
+    def parameters_rest_on_hosts(self) -> bool:
+        """Whether parameters are in host memory alone between steps, of some layers at least."""
+        return self.parameter_layers != NOWHERE
+
+    @property
     def rests_on_hosts(self) -> bool:
         """Whether optimizer state or parameters are in host memory, from step to step."""
-        return self.optimizer_on_hosts or self.parameter_layers != NOWHERE
+        return self.optimizer_on_hosts or self.parameters_rest_on_hosts
 
     @property
     def told_of_resting(self) -> str:

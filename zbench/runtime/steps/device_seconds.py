@@ -35,6 +35,7 @@ class DeviceSeconds:
                 Sizes(step.layouts[one.layout], (one,)),
                 layouts[one.layout] if one.layout < len(layouts) else None,
                 self.cost,
+                step.num_hosts,
             )
             for one in step.templates
         )

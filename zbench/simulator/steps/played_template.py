@@ -97,17 +97,19 @@ class PlayedTemplate:
 def played_templates(step: Step, templates: Sequence[Template], plan: Plan | None, cost: Cost) -> list[PlayedTemplate]:
     """Prepares templates of one layout of a step that was proven. plan: of its micro-batch, where it has attention."""
     sizes = Sizes(step.layouts[templates[0].layout], templates)
-    moved, seconds = sizes.moved(step.encodings), compute_seconds(sizes, plan, cost)
+    moved, seconds = sizes.moved(step.encodings), compute_seconds(sizes, plan, cost, step.num_hosts)
     return [
         _played(step, one, plan, sizes, (moved[begin:end], seconds[begin:end]))
         for one, begin, end in zip(templates, sizes.begin[:-1].tolist(), sizes.begin[1:].tolist(), strict=True)
     ]
 
 
-def timed_templates(templates: Sequence[PlayedTemplate], plan: Plan | None, cost: Cost) -> list[PlayedTemplate]:
-    """Returns templates of one layout on a machine of other speeds. plan: as of `played_templates`."""
+def timed_templates(
+    step: Step, templates: Sequence[PlayedTemplate], plan: Plan | None, cost: Cost
+) -> list[PlayedTemplate]:
+    """Returns templates of one layout of a step on a machine of other speeds. plan: as of `played_templates`."""
     sizes = Sizes(templates[0].layout, [one.template for one in templates])
-    seconds = np.split(compute_seconds(sizes, plan, cost), sizes.begin[1:-1])
+    seconds = np.split(compute_seconds(sizes, plan, cost, step.num_hosts), sizes.begin[1:-1])
     return [replace(one, seconds=each) for one, each in zip(templates, seconds, strict=True)]
 
 

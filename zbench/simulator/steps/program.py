@@ -162,7 +162,7 @@ class StepParts:
         else:
             found = [self._before.template(number) for number in firsts]
             if self._before.cost != self.cost:
-                found = timed_templates(found, plan, self.cost)
+                found = timed_templates(self.step, found, plan, self.cost)
         for numbers, played in zip(alike.values(), found, strict=True):
             self._templates[numbers[0]] = played
             for number in numbers[1:]:

@@ -4,13 +4,15 @@ An attend becomes a compute of o, or of dq and dkv; transfers of q, kv and do be
 moves. With do goes e, its row sums and log-sum-exps, which the backward reads beside it.
 """
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.describe.model import DKV, DO, DQ, KV, TENSOR_NAMES, O, Q
 from zbench.plans.plan import ATTEND, Ops
 from zbench.step.layout import StepLayout
-from zbench.step.lists import LANE, ListTable
+from zbench.step.lists import LANE, PLACE, ListTable
 from zbench.step.operations import COMPUTE, DROP, MOVE, QUEUES, SEND
 from zbench.step.passes.parts import PlanParts
 
@@ -35,7 +37,44 @@ def attention_rows(
     return rows[np.argsort(rows[:, -1], kind="stable"), :-1]
 
 
-def kept_copies(parts: PlanParts) -> list[tuple[str, int, int, tuple[int, int]]]:
+def own_rows(parts: PlanParts, name: str, lists: ListTable) -> list[tuple[int, int, int]]:
+    """Lists what GPUs keep of the q or kv of their group's own tokens, until the backward: (GPU, list of parts of t,
+    list of parts of h or g). It is what the backward list reads there; heads that were sent away are not."""
+    index, read = ("h", parts.read_at_home[0]) if name == "q" else ("g", parts.read_at_home[1])
+    ways, way = np.unique(read, axis=0, return_inverse=True)
+    way, found = way.reshape(-1), list[tuple[int, int, int]]()
+    heads = [np.flatnonzero(one) for one in ways]
+    cuts = [[lists.number(index, parts.of_slice(index, at)[one]) for at in range(parts.degree)] for one in heads]
+    for rank in range(parts.plan.num_ranks):
+        tokens = parts.together[rank]
+        for one in [one for one in dict.fromkeys(way[tokens].tolist()) if len(heads[one])]:
+            mine = lists.number("t", tokens[way[tokens] == one])
+            found += [(rank * parts.degree + share, mine, cut) for share, cut in enumerate(cuts[one])]
+    return found
+
+
+def kept_copy_rows(
+    parts: PlanParts, saved: Sequence[str], lists: ListTable, numbers: Mapping[str, int]
+) -> list[list[int]]:
+    """Returns the entries of the copies of q and kv that a plan keeps where its forward brought them, until the
+    backward, of those that are `saved`. numbers: of tensors, by their names."""
+    found, tokens, cuts = list[list[int]](), dict[int, int](), dict[tuple[str, int, int], list[int]]()
+    places = dict[int, int]()  # most copies are of few lists
+    for name, rank, blocks, heads in _kept_copies(parts):
+        if name not in saved:
+            continue
+        if blocks not in tokens:
+            tokens[blocks] = lists.number("t", parts.of_lists[blocks])
+        if (name, *heads) not in cuts:
+            cuts[name, *heads] = _cuts(parts, "h" if name == "q" else "g", heads, lists)
+        for gpu, cut in enumerate(cuts[name, *heads], start=rank * parts.degree):
+            if gpu not in places:
+                places[gpu] = lists.number(PLACE, [gpu])
+            found.append([numbers[name], 0, places[gpu], tokens[blocks], cut, 0, 0, 0])
+    return found
+
+
+def _kept_copies(parts: PlanParts) -> list[tuple[str, int, int, tuple[int, int]]]:
     """Lists the copies of q and kv that stay where the forward brought them, until the backward: (tensor, rank, list of
     blocks, heads)."""
     ops = parts.plan.forward
@@ -43,6 +82,13 @@ def kept_copies(parts: PlanParts) -> list[tuple[str, int, int, tuple[int, int]]]
     tensors, ranks, blocks = (column[kept].tolist() for column in (ops.tensor, ops.dst, ops.blocks))
     heads = zip(ops.head_lo[kept].tolist(), ops.head_hi[kept].tolist(), strict=True)
     return list(zip([TENSOR_NAMES[one] for one in tensors], ranks, blocks, heads, strict=True))
+
+
+def _cuts(parts: PlanParts, index: str, heads: tuple[int, int], lists: ListTable) -> list[int]:
+    """Returns the list of parts of h or g that a range of heads has on each GPU of a group."""
+    cut = np.arange(*np.searchsorted(parts.head_cuts, heads))
+    cut = cut if index == "h" else np.unique(parts.kv_of_head[cut])
+    return [lists.number(index, parts.of_slice(index, share)[cut]) for share in range(parts.degree)]
 
 
 def dropped_rows(parts: PlanParts, layout: StepLayout, lists: ListTable, again: str) -> Ints:

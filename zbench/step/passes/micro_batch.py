@@ -12,7 +12,7 @@ from zbench.step.layers import MERGE, of_experts, of_relay
 from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
 from zbench.step.operations import REDUCE, Operations, operation_row
-from zbench.step.passes.attention import attention_rows, dropped_rows, kept_copies, with_drops
+from zbench.step.passes.attention import attention_rows, dropped_rows, kept_copy_rows, own_rows, with_drops
 from zbench.step.passes.contributions import TABLE, Contributions, Rows
 from zbench.step.passes.experts import ExpertModules
 from zbench.step.passes.memory.chunks import TokenChunks, by_chunks
@@ -287,37 +287,14 @@ class BatchTemplates:
             elif tensor.axes[1:] in (("e",), ("k",), ("n",)):
                 found += self.experts.saved(name)
             else:
-                tokens, cut = (self.linear.lists_of(axis, True) for axis in tensor.axes)
                 complete = COMPLETE if tensor.nature == "sum" else 0
-                for gpu in self.linear.gpus(True).tolist():
-                    found.append(self._entry(number, gpu, int(tokens[gpu]), int(cut[gpu]), complete))
-        return found + self._kept(saved)
-
-    def _entry(self, tensor: int, gpu: int, tokens: int, cut: int, count: int) -> list[int]:
-        return [tensor, 0, self.lists.number(PLACE, [gpu]), tokens, cut, count, 0, 0]
-
-    def _kept(self, saved: Sequence[str]) -> Rows:
-        """Returns the entries of the copies that a plan keeps where it brought them, of tensors that are saved."""
-        found, tokens, cuts = list[list[int]](), dict[int, int](), dict[tuple[str, int, int], list[int]]()
-        places, degree, numbers = dict[int, int](), self.parts.degree, self.layout.number  # most are of few lists
-        for name, rank, blocks, heads in kept_copies(self.parts):
-            if name not in saved:
-                continue
-            if blocks not in tokens:
-                tokens[blocks] = self.lists.number("t", self.parts.of_lists[blocks])
-            if (name, *heads) not in cuts:
-                cuts[name, *heads] = self._cuts("h" if name == "q" else "g", heads)
-            for gpu, cut in enumerate(cuts[name, *heads], start=rank * degree):
-                if gpu not in places:
-                    places[gpu] = self.lists.number(PLACE, [gpu])
-                found.append([numbers[name], 0, places[gpu], tokens[blocks], cut, 0, 0, 0])
-        return found
-
-    def _cuts(self, index: str, heads: tuple[int, int]) -> list[int]:
-        """Returns the list of parts of h or g that a range of heads has on each GPU of a group."""
-        cut = np.arange(*np.searchsorted(self.parts.head_cuts, heads))
-        cut = cut if index == "h" else np.unique(self.parts.kv_of_head[cut])
-        return [self.lists.number(index, self.parts.of_slice(index, share)[cut]) for share in range(self.parts.degree)]
+                if name in ("q", "kv"):
+                    own = own_rows(self.parts, name, self.lists)
+                else:
+                    tokens, cut = (self.linear.lists_of(axis, True) for axis in tensor.axes)
+                    own = [(gpu, int(tokens[gpu]), int(cut[gpu])) for gpu in self.linear.gpus(True).tolist()]
+                found += [[number, 0, self.lists.number(PLACE, [gpu]), *cells, complete, 0, 0] for gpu, *cells in own]
+        return found + kept_copy_rows(self.parts, saved, self.lists, self.layout.number)
 
     @property
     def _head_there(self) -> Sequence[str]:

@@ -18,6 +18,7 @@ from zbench.describe.exchanges import UNCUT, TokenSlices
 from zbench.describe.expert_schedule import DRAWN
 from zbench.describe.model import Model
 from zbench.plans.plan import Lists, Plan
+from zbench.plans.read_at_home import head_edges, kv_of_heads, read_at_home
 from zbench.step.index import Index, PartMap, Relation
 from zbench.step.passes.overlap.token_slices import (
     TokenChunk,
@@ -165,18 +166,23 @@ class PlanParts:
     @cached_property
     def head_cuts(self) -> Ints:
         """The heads at which a slice is cut, from 0 to the number of the plan's heads."""
-        ops = (self.plan.forward, self.plan.backward)
-        edges = [column for one in ops for column in (one.head_lo, one.head_hi)]
         slices = self.plan.num_heads // self.slices_of_gpu * np.arange(self.slices_of_gpu + 1)
-        return np.unique(np.concatenate([slices, *edges])).astype(np.int64)
+        return np.unique(np.concatenate([slices, head_edges(self.plan)])).astype(np.int64)
 
     @cached_property
     def kv_of_head(self) -> Ints:
         """The part of a slice's kv heads that every part of its heads reads, ascending."""
-        first = self.head_cuts[:-1] // self._per_kv
-        last = (self.head_cuts[1:] - 1) // self._per_kv
-        fresh = np.concatenate([[True], first[1:] > np.maximum.accumulate(last)[:-1]])
-        return np.cumsum(fresh) - 1
+        return kv_of_heads(self.head_cuts, self._per_kv)
+
+    @cached_property
+    def read_at_home(self) -> tuple[Flags, Flags]:
+        """Whether a backward list reads q of each part of t in the group that is its home, by parts of a slice's heads,
+        bool [parts of t, parts of h]; and kv by parts of a slice's kv heads, bool [parts of t, parts of g]."""
+        queries, keys = read_at_home(self.plan, self.head_cuts)
+        kv = np.zeros((len(keys), len(self.kv_sizes)), np.bool_)
+        for head, part in enumerate(self.kv_of_head.tolist()):
+            kv[:, part] |= keys[:, head]
+        return queries[self.block], kv[self.block]
 
     @cached_property
     def kv_sizes(self) -> Ints:

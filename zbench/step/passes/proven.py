@@ -79,8 +79,9 @@ class ProvenSteps:
                 f"recompute.layers is {bracketed(model.recompute_layers)}; the first layers of {model.name} are dense "
                 f"and others have experts, of which all are recomputed or none: it takes {ALL_LAYERS}"
             )
-        if model.rests_on_hosts:
-            model.check_alike(f"{model.told_of_resting}, and what rests on hosts is of layers of one kind")
+        if model.parameters_rest_on_hosts:
+            told = f"memory.parameter_layers is {model.parameter_layers}"
+            model.check_alike(f"{told}, and parameters that rest on hosts are of layers of one kind")
         updated = model.layers_updated_on_hosts
         for key, most, whose, others in (
             ("optimizer_layers", model.num_layers, "", (ALL_LAYERS, CHOSEN)),
@@ -224,10 +225,10 @@ class ProvenSteps:
                 f"after all else; sharding.window is {self.overlap.window} and sharding.gradient_bucket "
                 f"{self.overlap.gradient_bucket}, which take {USUAL.window} and {USUAL.gradient_bucket} with them"
             )
-        if plans[0].pipelines is not None and self.model.rests_on_hosts:
+        if plans[0].pipelines is not None and self.model.parameters_rest_on_hosts:
             raise ValueError(
-                f"plans have pipelines, whose stages have some layers each; {self.model.told_of_resting}, which takes "
-                "none with them"
+                "plans have pipelines, whose stages have some layers each; memory.parameter_layers is "
+                f"{self.model.parameter_layers}, which takes none with them"
             )
         if plans[0].pipelines is not None and self.model.recompute_layers != ALL_LAYERS:
             raise ValueError(

@@ -138,21 +138,38 @@ def _heads(items, contracts, pipeline_of):  # type: ignore[no-untyped-def]
         begin, stop, apart = contracts[number]
         while begin < stop:
             tensor, layer, end = items.tensor[begin], items.layer[begin], begin + 1
-            pipeline = pipeline_of[items.place[begin]] if apart else np.int64(-1)
-            version, place = items.version[begin], items.place[begin]
             while end < stop and items.tensor[end] == tensor and items.layer[end] == layer:
-                if apart and pipeline_of[items.place[end]] != pipeline:
-                    break
-                version, place = min(version, items.version[end]), min(place, items.place[end])
                 end += 1
-            found[count, 0], found[count, 1], found[count, 2] = pipeline, tensor, layer
-            found[count, 4], found[count, 5] = version, place
-            for row in range(begin, end):
-                table[used, 0], table[used, 1] = items.place[row] - place, items.cell[row]
-                table[used, 2], table[used, 3] = items.contributions[row], items.version[row] - version
-                table[used, 4] = items.hops[row]
-                used += 1
-            count, begin = count + 1, end
-            starts[count] = used
+            middle = end  # where host memories begin, whose pipelines are those of the GPUs once more
+            for row in range(begin + 1, end if apart else begin):
+                if pipeline_of[items.place[row]] < pipeline_of[items.place[row - 1]]:
+                    middle = row
+                    break
+            on_gpu, on_host = begin, middle
+            while on_gpu < middle or on_host < end:
+                row = on_gpu if on_gpu < middle else on_host
+                if apart and on_host < end and pipeline_of[items.place[on_host]] < pipeline_of[items.place[row]]:
+                    row = on_host
+                pipeline = pipeline_of[items.place[row]] if apart else np.int64(-1)
+                version, place, first = items.version[row], items.place[row], used
+                for side in range(2):
+                    row, last = (on_host, end) if side else (on_gpu, middle)
+                    while row < last and (not apart or pipeline_of[items.place[row]] == pipeline):
+                        version, place = min(version, items.version[row]), min(place, items.place[row])
+                        table[used, 0], table[used, 1] = items.place[row], items.cell[row]
+                        table[used, 2], table[used, 3] = items.contributions[row], items.version[row]
+                        table[used, 4] = items.hops[row]
+                        used, row = used + 1, row + 1
+                    if side:
+                        on_host = row
+                    else:
+                        on_gpu = row
+                table[first:used, 0] -= place
+                table[first:used, 3] -= version
+                found[count, 0], found[count, 1], found[count, 2] = pipeline, tensor, layer
+                found[count, 4], found[count, 5] = version, place
+                count += 1
+                starts[count] = used
+            begin = end
         ends[number + 1] = count
     return found[:count], ends, starts[: count + 1], table

@@ -38,9 +38,10 @@ from zbench.step.operations import COMPUTE
 _HEAD_MATMULS = 3  # over which the loss's passes through memory are spread: logits, and both gradients
 
 
-def compute_seconds(sizes: Sizes, plan: Plan | None, cost: Cost) -> Floats:
+def compute_seconds(sizes: Sizes, plan: Plan | None, cost: Cost, num_hosts: int = 0) -> Floats:
     """Returns the seconds of every compute of templates, float64 [operations], those of one template after another; 0
-    of others. plan: the micro-batch's, where there is attention.
+    of others. plan: the micro-batch's, where there is attention. num_hosts: host memories of the step: where these are
+    GPUs' parts of a node's, each has a share of its CPUs.
 
     Raises:
         ValueError: a template has attention and no plan, or something else than an update is at a host memory.
@@ -58,7 +59,7 @@ def compute_seconds(sizes: Sizes, plan: Plan | None, cost: Cost) -> Floats:
     found = np.zeros(len(ops))
     for which, rows in _by_rows(sizes, done):
         part = done if which is None else done.take(which)
-        seconds = _Terms(sizes, terms, part, rows, cost).seconds()
+        seconds = _Terms(sizes, terms, part, rows, cost, max(num_hosts // cost.cluster.num_nodes, 1)).seconds()
         found += np.bincount(part.op, weights=seconds, minlength=len(ops))
     if plan is not None:
         AttendSeconds(sizes, plan, cost).put(found)
@@ -86,13 +87,14 @@ def _by_rows(sizes: Sizes, of: Works) -> Iterator[tuple[Ints | None, Floats]]:
 
 @dataclass(frozen=True)
 class _Terms:
-    """Works whose tokens are in as many parts, rows: float64 [n, parts]."""
+    """Works whose tokens are in as many parts, rows: float64 [n, parts]. hosts: host memories of a node."""
 
     sizes: Sizes
     terms: TermRows
     of: Works
     rows: Floats
     cost: Cost
+    hosts: int
 
     def seconds(self) -> Floats:
         """Returns the seconds of each of them."""
@@ -118,10 +120,10 @@ class _Terms:
         return found
 
     def _update_bandwidth(self, ops: Ints) -> Floats:
-        """Returns the bytes/s with which operations update parameters: a GPU's, or that of a node's CPUs."""
+        """Returns the bytes/s with which operations update parameters: a GPU's, or that of a host memory's CPUs."""
         cluster = self.cost.cluster
         hosts = self.sizes.ops[ops, 2] >= cluster.num_ranks
-        return np.where(hosts, cluster.host_adam_bandwidth or 1.0, cluster.device.copy_bandwidth)
+        return np.where(hosts, (cluster.host_adam_bandwidth or 1.0) / self.hosts, cluster.device.copy_bandwidth)
 
     def _matmuls(self, mine: Ints, kind: Ints) -> Floats:
         """Returns the seconds of matmuls: of tokens with a parameter, or of tokens with tokens to a parameter's

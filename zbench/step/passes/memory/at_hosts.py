@@ -5,8 +5,9 @@ state is, each parameter is there once more, as CPUs update it; where parameters
 cells that have their home on it before they are gathered, and they are gone from there when the layer's are.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -78,13 +79,17 @@ class HostLayers:
 
 @dataclass(frozen=True)
 class HostItems:
-    """The parameters and the optimizer state of a layout, with its lists. num_gpus: places before hosts."""
+    """The parameters and the optimizer state of a layout, with its lists. num_gpus: places before hosts. leading: how
+    many layers, the first ones, are of another kind than others. homes: by the names of tensors, the homes of their
+    cells, -1 where another pipeline has them; of those that are not named, the layout's."""
 
     layout: StepLayout
     lists: ListTable
     num_gpus: int
     gpus_per_node: int
     layers: HostLayers
+    leading: int = 0
+    homes: Mapping[str, Ints] = field(default_factory=dict)
 
     def host(self, gpu: int) -> int:
         """Returns the place of the host memory of a GPU's node."""
@@ -172,9 +177,10 @@ class HostItems:
         """Whether the head has more of its own than its norm's gain, which else is updated with the table."""
         return sum(name in self.layout.number for name in OF_HEAD) > 1
 
-    def entries(self, items: Items, kind_of: KindOf) -> Items:
+    def entries(self, items: Items, kind_of: KindOf, rest: bool = False) -> Items:
         """Returns the entries of a contract with optimizer state in host memory in place of GPUs', and parameters there
-        as well, or alone."""
+        as well, or alone. rest: whether they are of what rests between steps, where stages have it: those that name
+        places name each cell's one."""
         found, seen, alone = Rows(), set[tuple[int, int]](), _at_home_alone(items)
         for row in items.rows():
             tensor, layer = row[0], row[1]
@@ -182,49 +188,59 @@ class HostItems:
             kind = self._kind(tensor, layer, kind_of) if is_state or is_weight else NOTHING
             if not (is_state and kind.state) and not (is_weight and kind.parameters and (tensor, layer) in alone):
                 found.append(row)
-            if (kind.state or (is_weight and kind.parameters)) and (tensor, layer) not in seen:
+            if not (kind.state or (is_weight and kind.parameters)):
+                continue
+            if rest and row[2] != AT_HOME:
+                for place in self.lists.rows[row[2]].tolist():
+                    found.append([tensor, layer, self.lists.number(PLACE, [self.host(place)]), *row[3:5], 0, row[6], 0])
+            elif (tensor, layer) not in seen:
                 seen.add((tensor, layer))
-                at_hosts = self._homes(tensor) // self.gpus_per_node + self.num_gpus
-                for host, cells in self._by_place(tensor, at_hosts):
+                for host, cells in self._by_place(tensor, self._hosts(tensor)):
                     found.append([tensor, layer, self.lists.number(PLACE, [host]), *cells, 0, row[6], 0])
         return Items.of(found)
 
-    def resting(self, items: Items, hops: Mapping[int, int]) -> Items:
-        """Returns what the step begins or ends with, range of layers by range of layers. hops: of gradients, how often
-        they were encoded with loss."""
-        found, last = Rows(), dict[int, Rows]()
-        for first in self.layers.firsts:
+    def resting(self, items: Items, hops: Mapping[str, int]) -> Items:
+        """Returns what the step begins or ends with, range of layers by range of layers. hops: of gradients, by their
+        names, how often they were encoded with loss."""
+        found, last, firsts = Rows(), dict[int, Rows](), self.layers.firsts
+        for first, after in pairwise([*firsts, self.layers.num_layers]):
             kind_of, mine = _alike(self.layers.of_layer(first)), dict[int, Rows]()
-            for row in self.entries(items, kind_of).rows():
+            for row in self.entries(items, kind_of, True).rows():
                 mine.setdefault(row[0], []).append(row)
             for tensor in [one for one in mine if self.is_weight(one)]:
-                gradient = self.layout.number[f"d{self.layout.tensors[tensor].name}"]
+                name = f"d{self.layout.tensors[tensor].name}"
+                gradient = self.layout.number[name]
                 if self._kind(tensor, 0, kind_of).gradients:
-                    mine[gradient] = self.gradients_there(tensor, hops.get(gradient, 0))
+                    there = [row for row in mine[tensor] if self._is_at_host(row)]
+                    mine[gradient] = [[gradient, *row[1:5], COMPLETE, 0, hops.get(name, 0)] for row in there]
                 elif last.get(gradient):
                     mine[gradient] = [[gradient, 0, GONE, -1, -1, 0, 0, 0]]
             for tensor, rows in mine.items():
-                if last.get(tensor) != rows and (first == 0 or self.layout.tensors[tensor].layers != NONE):
+                low, high = self.layout.tensors[tensor].layers_of(0, self.layers.num_layers - 1, self.leading)
+                if first > high or after <= low:
+                    continue  # a kind of layers that are all before, or behind
+                if last.get(tensor) != rows:
                     found += [[tensor, first, *row[2:]] for row in rows]
                 last[tensor] = [] if rows[0][2] == GONE else rows
         return Items.of(found)
 
-    def gradients_there(self, weight: int, hops: int) -> Rows:
-        """Returns the entries of a parameter's gradient in host memory."""
-        gradient = self.layout.number[f"d{self.layout.tensors[weight].name}"]
-        hosts = self._homes(weight) // self.gpus_per_node + self.num_gpus
-        return [
-            [gradient, 0, self.lists.number(PLACE, [host]), *cells, COMPLETE, 0, hops]
-            for host, cells in self._by_place(weight, hosts)
-        ]
+    def _is_at_host(self, row: Sequence[int]) -> bool:
+        """Returns whether an entry is of items in host memory."""
+        return row[2] >= 0 and int(self.lists.rows[row[2]][0]) >= self.num_gpus
+
+    def _hosts(self, tensor: int) -> Ints:
+        """Returns the host memories of the homes of a tensor's cells, -1 where these are in another pipeline."""
+        homes = self._homes(tensor)
+        return np.where(homes < 0, homes, self.num_gpus + homes // self.gpus_per_node)
 
     def _homes(self, tensor: int) -> Ints:
-        return self.layout.tensors[tensor].home.reshape(self.layout.shape(tensor))
+        one = self.layout.tensors[tensor]
+        return self.homes.get(one.name, one.home).reshape(self.layout.shape(tensor))
 
     def _by_place(self, tensor: int, places: Ints) -> list[tuple[int, list[int]]]:
-        """Returns the places and the lists of cells of a tensor. places: of its cells."""
+        """Returns the places and the lists of cells of a tensor. places: of its cells, -1 of those that are left."""
         axes, found = self.layout.tensors[tensor].axes, list[tuple[int, list[int]]]()
-        for one in np.unique(places).tolist():
+        for one in np.unique(places[places >= 0]).tolist():
             rows: dict[bytes, tuple[Ints, list[int]]] = {}  # by the cells along the second axis
             for part, there in enumerate(places):
                 mine = np.flatnonzero(there == one)

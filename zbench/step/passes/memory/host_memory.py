@@ -111,7 +111,7 @@ def with_host_memory(
     layers of every stage something is there; sent: and of which parts of t, bool [parts], (): of all.
 
     Raises:
-        ValueError: optimizer state or parameters rest there, and layers are in stages.
+        ValueError: parameters are updated on several GPUs.
     """
     if model.layers_on_hosts:
         step = with_kept_on_hosts(step, gpus_per_node, layers, model.activations_on_hosts, sent)

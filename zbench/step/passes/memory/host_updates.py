@@ -27,7 +27,9 @@ from zbench.step.passes.memory.at_hosts import OF_HEAD, HostItems, OnHosts, Rows
 from zbench.step.passes.memory.kept_on_hosts import BACKWARDS
 from zbench.step.template import AT_HOME, COMPLETE, Instance, Items, Template
 
-UPDATES, ENDS, HEAD = "optimizer", "optimizer_ends", "optimizer_head"  # templates, of which the last is made here
+# Templates that update: of layers, also dense ones before others; of what is outside them, or of the table alone; of
+# the head, which is made here but where that is on a stage of its own.
+UPDATES, ENDS, HEAD = ("optimizer", "optimizer_dense"), ("optimizer_ends", "optimizer_embedding"), "optimizer_head"
 _LAST_OF_LAYERS = (*BACKWARDS, "reduce", "reduce_rest")
 _LAST_OF_HEAD = ("head", "reduce_head")
 
@@ -66,12 +68,13 @@ class HostUpdates:
     head: _Numbers | None = None
     rest: _Numbers = _NONE
 
-    def put(self, templates: list[Template], numbers: Mapping[int, OnHosts], rest: int) -> None:
+    def put(self, templates: list[Template], numbers: Mapping[int, OnHosts], rest: int, head: int = -1) -> None:
         """Puts templates that update in host memory in the place of those that did on GPUs, and more after the others.
-        numbers: of templates whose layers' state is there, with what else is; rest: of what is outside the layers."""
+        numbers: of templates whose layers' state is there, with what else is; rest: of what is outside the layers, or,
+        where the head has a template of its own (head, else -1), of the table."""
         for number, kind in numbers.items():
             self.layers[number] = self._put(templates, number, templates[number], kind.gradients)
-        early, others = self._divided(templates[rest])
+        early, others = self._divided(templates[rest]) if head < 0 else (templates[head], templates[rest])
         self.rest, kind = _Numbers(rest, -1), self.items.layers.outside(False)
         templates[rest] = others
         if kind.gradients:
@@ -80,8 +83,8 @@ class HostUpdates:
             joined = [one.operations.table for one in self._parted(others)]
             templates[rest] = replace(others, operations=Operations.of_tables(joined))
         if early is not None and self.items.layers.outside(True).state:
-            templates.append(early)
-            self.head = self._put(templates, len(templates) - 1, early, False)
+            templates += [early] if head < 0 else []
+            self.head = self._put(templates, len(templates) - 1 if head < 0 else head, early, False)
 
     def _put(self, templates: list[Template], number: int, template: Template, first: bool) -> _Numbers:
         """Puts the templates of an update in the place of one, and behind the others. first: whether a step begins with
@@ -187,35 +190,42 @@ class HostUpdates:
         for the micro-batch that they are of."""
         last: dict[int, int] = {}  # by layer: the entry with which its gradients are complete
         head = max((at for at, one in enumerate(order) if names[one.template] in _LAST_OF_HEAD), default=-1)
-        of_layer: dict[int, _Numbers] = {}
+        of_layer, place = dict[int, _Numbers](), dict[int, int]()
+        rest = next(one for one in order if one.template == self.rest.soon)
+        of_head = Instance(-1, 0)
         behind = [name in BACKWARDS and self._reduces_behind(templates[at]) for at, name in enumerate(names)]
         for entry, one in enumerate(order):
             if names[one.template] in _LAST_OF_LAYERS:
                 last |= dict.fromkeys((layer + behind[one.template] for layer in one.layers), entry)
             if one.template in self.layers:
                 of_layer |= dict.fromkeys(one.layers, self.layers[one.template])
-        first = [Instance(self.rest.late, 0)] if self.rest.first else []
-        first += [Instance(of_layer[layer].late, layer) for layer in sorted(of_layer) if of_layer[layer].first]
+                place |= dict.fromkeys(one.layers, one.place)
+            if self.head is not None and one.template == self.head.soon:
+                of_head = one
+        first = [replace(rest, template=self.rest.late)] if self.rest.first else []
+        first += [
+            Instance(of_layer[layer].late, layer, place=place[layer])
+            for layer in sorted(of_layer)
+            if of_layer[layer].first
+        ]
         found = _together(first)
         for entry, one in enumerate(order):
-            if one.template in self.layers:
-                continue
-            if one.template == self.rest.soon:
-                found += self._late(one, of_layer)
+            if one.template in self.layers or one in (rest, of_head):
                 continue
             complete = [layer + behind[one.template] for layer in one.layers]
             done = [layer for layer in complete if last.get(layer) == entry and layer in of_layer]
             if names[one.template] == "reduce" or not done:  # a bucket's reductions are one after another
-                found += [one, *_together([Instance(of_layer[layer].soon, layer) for layer in done])]
+                found += [one, *_together([Instance(of_layer[layer].soon, layer, place=one.place) for layer in done])]
             else:
                 start = 0
                 for end, layer in enumerate(complete, start=1):
                     if layer in done or end == one.repeats:
                         found.append(replace(one, layer=one.layers[start], repeats=end - start))
-                        found += [Instance(of_layer[layer].soon, layer)] if layer in done else []
+                        found += [Instance(of_layer[layer].soon, layer, place=one.place)] if layer in done else []
                         start = end
-            found += [Instance(self.head.soon, 0)] if entry == head and self.head is not None else []
-        return found
+            if entry == head and self.head is not None:
+                found.append(replace(of_head, template=self.head.soon))
+        return found + self._late(rest, of_head, of_layer, place)
 
     def _reduces_behind(self, backward: Template) -> bool:
         """Returns whether a layer's backward reduces the gradients of the layer behind it, whose backward was before
@@ -224,12 +234,16 @@ class HostUpdates:
         gradients = [of.number[f"d{one.name}"] for at, one in enumerate(of.tensors) if self.items.is_weight(at)]
         return bool((np.isin(leaves.tensor, gradients) & (leaves.layer == 1)).any())
 
-    def _late(self, rest: Instance, of_layer: dict[int, _Numbers]) -> list[Instance]:
-        """Returns what is played after all else. rest: the instance that updates what is outside the layers."""
+    def _late(
+        self, rest: Instance, head: Instance, of_layer: Mapping[int, _Numbers], place: Mapping[int, int]
+    ) -> list[Instance]:
+        """Returns what is played after all else. rest, head: the instances that update what is outside the layers, and
+        what the head alone has; place: by layer, from which its stage is played on."""
         layers = [layer for layer in sorted(of_layer) if not of_layer[layer].first]
         first, up = [rest] if self.when == AFTER_BACKWARD else [], self.when == AFTER_BACKWARD
-        of_head = [Instance(self.head.late, 0)] if self.head is not None else []
-        of_layers = [Instance(of_layer[layer].late, layer) for layer in (layers if up else layers[::-1])]
+        of_head = [replace(head, template=self.head.late)] if self.head is not None else []
+        turns = layers if up else layers[::-1]
+        of_layers = [Instance(of_layer[layer].late, layer, place=place[layer]) for layer in turns]
         found = [*first, *of_layers, *of_head] if up else [*of_head, *of_layers, rest]
         return _together([one for one in found if one.template >= 0])
 
@@ -254,7 +268,7 @@ def _together(order: Sequence[Instance]) -> list[Instance]:
     found = list[Instance]()
     for one in order:
         before = found[-1] if found else None
-        if before is not None and before.template == one.template:
+        if before is not None and (before.template, before.place) == (one.template, one.place):
             stride = one.layer - before.layers[-1]
             if abs(stride) == 1 and (before.repeats == 1 or before.stride == stride):
                 found[-1] = replace(before, repeats=before.repeats + 1, stride=stride)

@@ -11,12 +11,16 @@ takes a form for each of them.
 
 from dataclasses import replace
 
+import numpy as np
+
+from zbench.describe.arrays import Ints
 from zbench.describe.layers.on_hosts import AS_GRADIENTS_COME
 from zbench.step.lists import ListTable
 from zbench.step.passes.memory.at_hosts import HostItems, HostLayers, OnHosts
 from zbench.step.passes.memory.by_layers import by_layers
-from zbench.step.passes.memory.host_updates import ENDS, UPDATES, HostUpdates
-from zbench.step.template import Step, Template
+from zbench.step.passes.memory.host_updates import ENDS, HEAD, UPDATES, HostUpdates
+from zbench.step.passes.memory.kept_on_hosts import gpus_of_a_host
+from zbench.step.template import ACROSS, Step, Template
 
 
 def with_optimizer_on_hosts(
@@ -26,35 +30,34 @@ def with_optimizer_on_hosts(
     state of all. when: CPUs update, of zbench.describe.layers.on_hosts.
 
     Raises:
-        ValueError: layers are in stages, or parameters are updated on several GPUs.
+        ValueError: parameters are updated on several GPUs.
     """
-    if step.is_staged or len(step.pipelines) > 1:
-        raise ValueError(
-            "memory.offload has optimizer and layers are in stages of a pipeline; with these it takes none"
-        )
     layers = HostLayers(step.num_layers, step.num_layers) if layers is None else layers
-    num_hosts = -(-step.num_gpus // gpus_per_node)
-    every = list[HostItems]()
-    for layout in step.layouts:
+    each = gpus_of_a_host(step, gpus_per_node)
+    num_hosts = -(-step.num_gpus // each)
+    every, homes = list[HostItems](), _homes_of_pipelines(step)
+    for number, layout in enumerate(step.layouts):
         sizes = {one.name: len(one) for one in layout.indices}
         lists = ListTable.of(layout.lists, sizes, step.num_gpus + num_hosts)
-        every.append(HostItems(layout, lists, step.num_gpus, gpus_per_node, layers))
+        every.append(HostItems(layout, lists, step.num_gpus, each, layers, step.leading, homes.get(number, {})))
 
     def changed(number: int, kinds: dict[int, OnHosts]) -> Template:
         template = step.templates[number]
-        updates = template.name in (UPDATES, ENDS)
+        updates = template.name in (*UPDATES, *ENDS, HEAD)
         return every[template.layout].changed(template, kinds.__getitem__, updates)
 
     offsets = [every[one.layout].offsets(one) for one in step.templates]
     templates, order, of = by_layers(step.templates, step.order, offsets, layers.of_layer, changed)
-    of_gradients = [row for one in step.templates if one.name in (UPDATES, ENDS) for row in one.needs.rows()]
-    hops = {row[0]: row[7] for row in of_gradients}
-    begins, ends = every[0].resting(step.begins, hops), every[0].resting(step.ends, hops)
+    own = [one for one in step.templates if one.name in (*UPDATES, *ENDS, HEAD)]
+    of_gradients = [(step.layouts[one.layout].tensors[row[0]].name, row[7]) for one in own for row in one.needs.rows()]
+    begins, ends = (every[0].resting(items, dict(of_gradients)) for items in (step.begins, step.ends))
     if layers.optimizer:
         names = [step.templates[number].name.split(".")[0] for number in of]
-        played = {one.template: layers.of_layer(one.layer) for one in order if names[one.template] == UPDATES}
-        updates = HostUpdates(every[0], when)
-        updates.put(templates, {number: kind for number, kind in played.items() if kind.state}, names.index(ENDS))
+        played = {one.template: layers.of_layer(one.layer) for one in order if names[one.template] in UPDATES}
+        rest = next(number for number, name in enumerate(names) if name in ENDS)
+        head = names.index(HEAD) if HEAD in names else -1
+        updates = HostUpdates(every[templates[rest].layout], when)
+        updates.put(templates, {number: kind for number, kind in played.items() if kind.state}, rest, head)
         order = updates.ordered(order, templates, names)
     return replace(
         step,
@@ -65,3 +68,23 @@ def with_optimizer_on_hosts(
         begins=begins,
         ends=ends,
     )
+
+
+def _homes_of_pipelines(step: Step) -> dict[int, dict[str, Ints]]:
+    """Returns, by the number of each micro-batch's layout, the homes of cells of what rests between steps where these
+    are told by a layout of all pipelines alone: by names, places counted from the first of the pipeline, -1 where
+    another one has them."""
+    if all(one.place != ACROSS for one in step.order):
+        return {}
+    common, found = step.layouts[-1], dict[int, dict[str, Ints]]()
+    for one in step.order:
+        layout = step.templates[one.template].layout
+        if one.place != ACROSS and layout not in found:
+            pipeline = int(step.pipeline_of[one.place])
+            lead = step.pipelines[pipeline][0].place
+            found[layout] = {
+                tensor.name: np.where(step.pipeline_of[tensor.home] == pipeline, tensor.home - lead, -1)
+                for tensor in common.tensors
+                if tensor.nature == "state"
+            }
+    return found
