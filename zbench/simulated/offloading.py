@@ -29,6 +29,7 @@ from zbench.simulator.estimate.step import StepEstimate
 from zbench.step.passes.own_plans import own_plans
 
 NOTE = "planned_on_hosts"  # of a step's first plan: for what its plans were made, and the estimates of all
+_ROUNDING = 1e-9  # relative, of estimates that are sums of the same seconds in another order
 UNPRICED, PRICED = "computed", "copied"  # planned with as many layers as can go, without and with what they wait for
 
 
@@ -76,12 +77,12 @@ class HostPrices:
     cost: Cost
 
     def best(self, batch: Batch, plans: Mapping[str, tuple[Plan, ...]]) -> tuple[Plan, ...]:
-        """Returns the plans of least estimated seconds, of those that fit where any do; else the last ones. The first
-        plan has notes of all."""
+        """Returns the plans of least estimated seconds, of those that fit where any do, and of those that take as long
+        the ones in the fewest micro-batches; where none fit, the last ones. The first plan has notes of all."""
         seconds = {name: self.price(batch, found) for name, found in plans.items()}
-        best = min(seconds, key=lambda name: seconds[name])  # the first of those that are as fast
-        if seconds[best] == inf:
-            best = list(plans)[-1]
+        least = min(seconds.values())
+        as_fast = [name for name in plans if seconds[name] <= least * (1 + _ROUNDING)]
+        best = min(as_fast, key=lambda name: len(plans[name])) if least < inf else list(plans)[-1]
         told = {f"{NOTE}_{name}_seconds": one for name, one in seconds.items() if one < inf}
         first, *rest = plans[best]
         return (first.with_(notes={**first.notes, NOTE: best, **told}), *rest)
