@@ -3,9 +3,9 @@
 A forward sends what the layer before keeps, a backward brings what the layer before needs, beside what is computed, and
 a layer begins when the copies of the one two before it are done (zbench.simulator.steps.dataflow.host_copies). So each
 takes as long as what it computes, or as the busier direction of its GPU's link: bytes over what the link reaches. Over
-the same link come parameters that rest on hosts or were updated there, of each rank its share. Gradients go the other way,
-and nothing waits for them but the end of a step (zbench.simulated.host_layers).
-Docs/cost.md derives it. Layers' kinds are means: of so many of a stage's layers, as if spread evenly.
+the same link come parameters that rest on hosts or were updated there, of each rank its share. Gradients go the other
+way, and nothing waits for them but the end of a step (zbench.simulated.host_layers). Docs/cost.md derives it. Layers'
+kinds are means: of so many of a stage's layers, as if spread evenly.
 """
 
 from collections.abc import Callable
@@ -117,7 +117,8 @@ def waiting(cost: Cost, tokens: Ints | Floats, forward: Floats, backward: Floats
     copies = HostCopies.of(cost)
     if copies is None:
         return 0.0
-    linear, again = (_of_token(seconds) * np.asarray(tokens) for seconds in (cost.linear_seconds, cost.again_seconds))
+    tokens = np.asarray(tokens, np.float64)
+    linear, again = (_of_token(seconds) * tokens for seconds in (cost.linear_seconds, cost.again_seconds))
     ahead, back = forward + linear, backward + 2 * linear + again
     return copies.waited(ahead, back + cost.model.forwards_again * ahead, tokens)
 
