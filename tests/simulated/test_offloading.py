@@ -3,6 +3,7 @@ where the number of layers is open, for several numbers."""
 
 from dataclasses import replace
 from math import inf
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -84,6 +85,27 @@ def test_of_plans_that_take_as_long_those_in_the_fewest_micro_batches_are_taken(
     tied = _Tied(cost)
     assert len(tied.best(BATCH, same)) == 1
     assert tied.best(BATCH, same)[0].notes[NOTE] == "second"
+
+
+def test_plans_without_waiting_are_left_for_what_an_estimate_knows_to_be_shorter() -> None:
+    cost = linked(hosted(**OF), 1e15)
+    one, two = LocalPacking(cost).plan(BATCH), LocalPacking(cost, pack_tokens=4096 * 2).plan(BATCH)
+    for shorter, taken in ((0.995, "computed"), (0.98, "copied")):
+        prices = _Shorter(cost)
+        prices.ratio.append(shorter)
+        found = prices.best(BATCH, {"computed": one, "copied": two})
+        assert found[0].notes[NOTE] == taken
+        prices.ratio.clear()
+
+
+class _Shorter(HostPrices):
+    """Plans of two micro-batches have another estimate than those of one."""
+
+    __slots__ = ()
+    ratio: ClassVar[list[float]] = []
+
+    def price(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
+        return self.ratio[0] if len(plans) == 2 else 1.0
 
 
 class _Tied(HostPrices):

@@ -29,6 +29,7 @@ from zbench.simulator.estimate.step import StepEstimate
 from zbench.step.passes.own_plans import own_plans
 
 NOTE = "planned_on_hosts"  # of a step's first plan: for what its plans were made, and the estimates of all
+KNOWN = 0.01  # of an estimate: plans that were shorter by less took longer as often as not (docs/memory.md)
 _ROUNDING = 1e-9  # relative, of estimates that are sums of the same seconds in another order
 UNPRICED, PRICED = "computed", "copied"  # planned with as many layers as can go, without and with what they wait for
 
@@ -78,10 +79,12 @@ class HostPrices:
 
     def best(self, batch: Batch, plans: Mapping[str, tuple[Plan, ...]]) -> tuple[Plan, ...]:
         """Returns the plans of least estimated seconds, of those that fit where any do, and of those that take as long
-        the ones in the fewest micro-batches; where none fit, the last ones. The first plan has notes of all."""
+        the ones in the fewest micro-batches; those that are planned without waiting before others that are not shorter
+        by more than an estimate knows; where none fit, the last ones. The first plan has notes of all."""
         seconds = {name: self.price(batch, found) for name, found in plans.items()}
-        least = min(seconds.values())
-        as_fast = [name for name in plans if seconds[name] <= least * (1 + _ROUNDING)]
+        known = {name: one * (1 - KNOWN * (name == UNPRICED)) for name, one in seconds.items()}
+        least = min(known.values())
+        as_fast = [name for name in plans if known[name] <= least * (1 + _ROUNDING)]
         best = min(as_fast, key=lambda name: len(plans[name])) if least < inf else list(plans)[-1]
         told = {f"{NOTE}_{name}_seconds": one for name, one in seconds.items() if one < inf}
         first, *rest = plans[best]
