@@ -1,4 +1,4 @@
-"""How few first layers of every stage have to have something on hosts for plans to fit, by planners' memory."""
+"""Counts the first layers of a stage that have to have something on hosts for plans to fit, by planners' memory."""
 
 from collections.abc import Callable
 from dataclasses import replace
