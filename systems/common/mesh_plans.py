@@ -28,7 +28,9 @@ def check_keys(cost: Cost, degree: int | None, pack_tokens: int | None, context_
         check_whole_number(f"system.{name}", value, 1, or_null=True)
     ranks = cost.cluster.num_ranks
     if degree is not None and ranks % degree:
-        raise ValueError(f"system.degree is {degree}; it takes a divisor of the {with_noun(ranks, cost.owner)}, or null")
+        raise ValueError(
+            f"system.degree is {degree}; it takes a divisor of the {with_noun(ranks, cost.owner)}, or null"
+        )
 
 
 def pack_limits(cost: Cost, tokens: int, pack_tokens: int | None) -> list[dict[str, int]]:

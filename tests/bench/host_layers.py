@@ -1,8 +1,9 @@
-"""Numbers of layers that are recomputed and on hosts: the closed form's beside what the clock finds.
+"""Numbers of layers that are recomputed and on hosts: the closed form's and a run's beside what the clock finds.
 
 python -m tests.bench.host_layers [key=value ...]   # one batch; a minute or two; docs/memory.md has the table
 
-The closed form (zbench.simulated.host_layers) chooses, and its step is played. Then a search by the clock begins there:
+The closed form (zbench.simulated.host_layers) chooses, and its step is played; so is that of the run, which plans for
+the closed form's candidates. Then a search by the clock begins at the better one:
 each number that is open is moved by 8, 4, 2 and 1 layers as long as a step that fits by its account is quicker.
 """
 
@@ -90,12 +91,14 @@ def searched(clock: Clock, start: LayerCounts, places: list[int], layers: int) -
 def main(words: list[str]) -> None:
     parts, _ = parts_of(words)
     places = [at for key, at in OPEN.items() if f"{key}=auto" in words]
-    start, clock = LayerCounts(**parts.chosen_layers), Clock(words)
-    layers = parts.model.num_layers
-    best = searched(clock, start, places, layers)
+    choice, clock = parts.layer_choice, Clock(words)
+    assert choice is not None
+    start, layers = choice.closed, parts.model.num_layers
+    best = searched(clock, min(start, choice.counts, key=clock.seconds), places, layers)
     everything = replace(start, **{name: layers for at, name in enumerate(vars_of(start)) if at in places})
     print("                recomputed parameters optimizer carried   seconds  GiB")
-    for name, one in (("closed form", start), ("by the clock", best), ("all layers", everything)):
+    rows = ("closed form", start), ("planned for", choice.counts), ("by the clock", best), ("all layers", everything)
+    for name, one in rows:
         seconds = clock.seconds(one)
         print(f"{name:15} {' '.join(f'{n:9}' for n in astuple(one))} {seconds:9.4f} {clock.known[one][1]:5.1f}")
     print(f"{len(clock.known)} steps played")

@@ -35,7 +35,11 @@ def played(words: list[str]) -> tuple[StepResult, StepResult, tuple[Plan, ...], 
     system, batch = make_system(config, parts.cost), parts.batch(0)
     assert isinstance(system, BestPlans)
     before, after = tuple(system.tried[UNPRICED].plan(batch)), system.plan(batch)
-    old, new = (parts.executor.step(batch, plans) for plans in (before, after))
+    results = []
+    for plans in (before, after):
+        parts.executor.start()  # so that no change of pipelines comes before a step
+        results.append(parts.executor.step(batch, plans))
+    old, new = results
     return old, new, before, after, HostPrices(parts.cost).price(batch, after)
 
 

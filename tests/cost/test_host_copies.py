@@ -73,7 +73,8 @@ def test_pipelines_wait_as_the_clock_has_it(pair: tuple[int, int], rate: float) 
 
 
 def test_what_else_uses_a_link() -> None:
-    """In a backward activations and parameters come, gradients go: the busier direction counts."""
+    """In a backward parameters come beside activations, in a forward the other way; a part of a batch waits for what is
+    kept of it alone, as it shares parameters with others."""
     cost = hosted(num_layers=4, offload="activations_and_optimizer", optimizer_layers=2, sharding="zero3")
     cost = linked(replace(cost, model=replace(cost.model, parameter_layers=1)), 1e9)
     copies, tokens = HostCopies.of(cost), np.array([0, 1000])
@@ -81,15 +82,24 @@ def test_what_else_uses_a_link() -> None:
     share = cost.model.layer_params / 8 / 1e9
     assert copies.brought == pytest.approx(share * 2 / 4)
     assert copies.updated == pytest.approx(share * 2 / 2)
-    assert copies.gradients == pytest.approx(share * 4 / 2)
     (of_some, ahead), _ = copies.of_tokens(tokens, False).kinds
     (_, back), (_, last) = copies.of_tokens(tokens, True).kinds
     kept = copies.kinds[0][1] * 1000
     assert of_some == 3 / 4
     assert ahead.tolist() == pytest.approx([copies.brought, max(kept, copies.brought)])
     comes = copies.brought + copies.updated
-    assert back.tolist() == pytest.approx([max(comes, copies.gradients), max(kept + comes, copies.gradients)])
-    assert last.tolist() == pytest.approx([max(comes, copies.gradients)] * 2)
+    assert back.tolist() == pytest.approx([comes, kept + comes])
+    assert last.tolist() == pytest.approx([comes] * 2)
+    nothing = np.zeros(2)
+    assert copies.waited(nothing, nothing, tokens).tolist() == pytest.approx([0, 2 * of_some * kept])
+
+
+def test_updates_on_hosts_are_waited_for_at_the_end_alone() -> None:
+    cost = linked(hosted(num_layers=4, offload="optimizer", sharding="zero3"), 1e3)
+    assert HostCopies.of(cost) is None
+    brought = HostCopies.of(replace(cost, model=replace(cost.model, parameter_layers=1)))
+    assert brought is not None
+    assert brought.waited(np.zeros(1), np.zeros(1), np.array([1000])).tolist() == [0]
 
 
 def test_a_mean_layer_waits_for_its_share() -> None:

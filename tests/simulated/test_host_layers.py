@@ -20,10 +20,10 @@ from zbench.run.system import make_system
 from zbench.simulated.host_layers import (
     SHARES,
     LayerChoice,
+    LayerChoices,
     LayerCounts,
     LayerSeconds,
     candidate_counts,
-    chosen_counts,
     quickest,
 )
 from zbench.step.passes.memory.host_memory import resting_bytes
@@ -40,6 +40,10 @@ def job(**model: object) -> Cost:
     one = small(2, 4, model="gqa", memory=4e12)
     of = {"num_layers": 5, "recompute": "full", "sharding": "zero3", "offload": "optimizer", **model}
     return make_cost(replace(one.cluster, **HOST), replace(one.model, **of), False, True)
+
+
+def chosen_counts(cost: Cost, batch: Batch, all_or_none: bool = False, share: float = 1.0) -> LayerCounts:
+    return LayerChoices(cost, batch, all_or_none).best(share)
 
 
 def with_room(cost: Cost, room: float) -> Cost:

@@ -3,6 +3,7 @@ where the number of layers is open, for several numbers."""
 
 from dataclasses import replace
 from math import inf
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from zbench.cost.memory.peak import step_bytes
 from zbench.describe.batch import Batch
 from zbench.interfaces.dealt import BestPlans, undealt
 from zbench.interfaces.protocols import System
+from zbench.plans.plan import Plan
 from zbench.simulated.executor import Simulated
 from zbench.simulated.offloading import NOTE, HostPrices, chosen_offload, planned_on_hosts
 from zbench.systems.bytescale.planner import ByteScale
@@ -70,6 +72,49 @@ def test_of_a_number_of_layers_plans_are_made_with_what_they_wait_for_and_withou
     assert [one.waits_for_hosts for one in made] == [True, False]
     assert undealt(system) is system.system
     assert undealt(system) == LocalPacking(cost)
+
+
+def test_of_plans_that_take_as_long_those_in_the_fewest_micro_batches_are_taken() -> None:
+    """All is hidden, so that estimates are sums of the same seconds."""
+    cost = linked(hosted(**OF), 1e15)
+    one, two = LocalPacking(cost).plan(BATCH), LocalPacking(cost, pack_tokens=4096 * 2).plan(BATCH)
+    assert (len(one), len(two)) == (1, 2)
+    prices = HostPrices(cost)
+    assert prices.price(BATCH, two) != prices.price(BATCH, one)
+    same = {"first": two, "second": one, "third": one}
+    tied = _Tied(cost)
+    assert len(tied.best(BATCH, same)) == 1
+    assert tied.best(BATCH, same)[0].notes[NOTE] == "second"
+
+
+def test_plans_without_waiting_are_left_for_what_an_estimate_knows_to_be_shorter() -> None:
+    cost = linked(hosted(**OF), 1e15)
+    one, two = LocalPacking(cost).plan(BATCH), LocalPacking(cost, pack_tokens=4096 * 2).plan(BATCH)
+    for shorter, taken in ((0.995, "computed"), (0.98, "copied")):
+        prices = _Shorter(cost)
+        prices.ratio.append(shorter)
+        found = prices.best(BATCH, {"computed": one, "copied": two})
+        assert found[0].notes[NOTE] == taken
+        prices.ratio.clear()
+
+
+class _Shorter(HostPrices):
+    """Plans of two micro-batches have another estimate than those of one."""
+
+    __slots__ = ()
+    ratio: ClassVar[list[float]] = []
+
+    def price(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
+        return self.ratio[0] if len(plans) == 2 else 1.0
+
+
+class _Tied(HostPrices):
+    """Estimates that are the same but for rounding."""
+
+    __slots__ = ()
+
+    def price(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
+        return 1.0 if len(plans) == 2 else 1.0 + 1e-15
 
 
 def test_what_fits_by_no_number_is_planned_with_as_many_as_can_be() -> None:

@@ -3,8 +3,9 @@
 A forward sends what the layer before keeps, a backward brings what the layer before needs, beside what is computed, and
 a layer begins when the copies of the one two before it are done (zbench.simulator.steps.dataflow.host_copies). So each
 takes as long as what it computes, or as the busier direction of its GPU's link: bytes over what the link reaches. Over
-the same link go parameters that rest on hosts or were updated there, and gradients of these, of each rank its share.
-Docs/cost.md derives it. Layers' kinds are means: of so many of a stage's layers, as if spread evenly.
+the same link come parameters that rest on hosts or were updated there, of each rank its share. Gradients go the other
+way, and nothing waits for them but the end of a step (zbench.simulated.host_layers). Docs/cost.md derives it. Layers'
+kinds are means: of so many of a stage's layers, as if spread evenly.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
 from zbench.cost.memory.copies import kept_bytes
 from zbench.cost.memory.fewest import least_shares, with_fewest
@@ -47,22 +47,21 @@ class HostCopies:
 
     kinds: of every kind of layers its share of the stage's, and the seconds for what it keeps of a token; some may have
     nothing there. byte: of a byte. brought: of a layer's parameters that rest there, forward and backward; updated: of
-    those that come back updated, beside activations that a backward brings; gradients: that go there meanwhile.
+    those that come back updated, beside activations that a backward brings.
     """
 
     kinds: tuple[tuple[float, float], ...]
     byte: float
     brought: float
     updated: float
-    gradients: float
 
     @staticmethod
     def of(cost: Cost, tp: int = 1, layers: int | None = None) -> "HostCopies | None":
-        """Returns the copies of a job's stage, of the fewest layers; None where nothing is on hosts, no link is
+        """Returns the copies of a job's stage, of the fewest layers; None where no layer waits for hosts, no link is
         described, or the cost model does not wait for them. tp, layers: of a stage of a pipeline that a planner
         chooses. Layers whose number is open are as many as can be, and tokens whose share is open all."""
         model, link = cost.model, cost.cluster.host
-        if not (model.uses_hosts and cost.waits_for_hosts) or link is None:
+        if not (model.layers_on_hosts or model.parameters_on_hosts) or not cost.waits_for_hosts or link is None:
             return None
         layers = cost.layers if layers is None else layers
         byte = 1 / cost.cluster.links[link].rate
@@ -81,29 +80,26 @@ class HostCopies:
             byte,
             resting * share * model.element_bytes,
             updated * share * model.element_bytes,
-            updated * share * GRADIENT_BYTES,
         )
 
     def of_tokens(self, tokens: Ints | Floats, backward: bool, received: Ints | Floats | float = 0.0) -> LayerCopies:
-        """Returns the copies of layers of a forward or backward. tokens: of every rank, or part of a batch, [n];
-        received: bytes of q and kv that it received and keeps, of a layer."""
-        tokens = np.asarray(tokens, np.float64)
+        """Returns the copies of layers of a forward or backward. tokens: of every rank, [ranks]; received: bytes of q
+        and kv that it received and keeps, of a layer."""
         kept = np.asarray(received) * self.byte
         found = []
         for share, token in self.kinds:
-            activations = token * tokens + (kept if token else 0.0)
-            if backward:
-                busier = np.maximum(activations + self.brought + self.updated, self.gradients)
-            else:
-                busier = np.maximum(activations, self.brought)
-            found.append((share, np.asarray(busier, np.float64)))
+            activations = token * np.asarray(tokens, np.float64) + (kept if token else 0.0)
+            come = activations + self.brought + self.updated if backward else np.maximum(activations, self.brought)
+            found.append((share, np.asarray(come, np.float64)))
         return LayerCopies(tuple(found))
 
     def waited(self, forward: Floats, backward: Floats, tokens: Ints | Floats) -> Floats:
-        """Returns the seconds for which a mean layer waits in both passes together, [n]. forward, backward: what it
-        computes, [n]; a forward that runs again is the backward's."""
-        ahead, back = self.of_tokens(tokens, False), self.of_tokens(tokens, True)
-        return ahead.waited(forward) + back.waited(backward)
+        """Returns the seconds for which a mean layer waits in both passes together, as parts of a batch do by
+        themselves, [n]: for what it keeps of them, as parameters are of all. forward, backward: what it computes, [n];
+        a forward that runs again is the backward's."""
+        tokens = np.asarray(tokens, np.float64)
+        copies = LayerCopies(tuple((share, token * tokens) for share, token in self.kinds))
+        return copies.waited(forward) + copies.waited(backward)
 
 
 def plan_copies(plan: Plan, cost: Cost) -> tuple[LayerCopies | None, LayerCopies | None]:
@@ -129,7 +125,8 @@ def waiting(cost: Cost, tokens: Ints | Floats, forward: Floats, backward: Floats
     copies = HostCopies.of(cost)
     if copies is None:
         return 0.0
-    linear, again = (_of_token(seconds) * np.asarray(tokens) for seconds in (cost.linear_seconds, cost.again_seconds))
+    tokens = np.asarray(tokens, np.float64)
+    linear, again = (_of_token(seconds) * tokens for seconds in (cost.linear_seconds, cost.again_seconds))
     ahead = np.asarray(forward + linear, np.float64)
     back = np.asarray(backward + 2 * linear + again + cost.model.forwards_again * ahead, np.float64)
     return copies.waited(ahead, back, tokens)

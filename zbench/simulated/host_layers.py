@@ -159,23 +159,18 @@ def has_room(cost: Cost, batch: Batch) -> bool:
     return on_hosts <= (cost.cluster.host_memory or inf) and least_bytes(cost, batch.num_tokens) <= room
 
 
-def chosen_counts(cost: Cost, batch: Batch, all_or_none: bool = False, share: float = 1.0) -> LayerCounts:
-    """Returns the numbers of least seconds that fit, by the closed form; with those that a model has. Where nothing
-    fits, all that may be on hosts or recomputed is: a batch is then in micro-batches. all_or_none: whether of layers
-    some alone cannot be recomputed, as where gradients go between experts' messages of the next layer; nor can they
-    where the first layers are dense. share: of an even share of the batch's tokens, what a GPU has room for."""
-    return _Choices(cost, batch, all_or_none).best(share)
-
-
 def candidate_counts(cost: Cost, batch: Batch, all_or_none: bool = False) -> list[LayerCounts]:
     """Returns the closed form's numbers, those that it has where GPUs need room for more than an even share, as uneven
-    plans do, and those with which all layers are recomputed, where their number is open; all different. Arguments as of
-    `chosen_counts`."""
-    every = _Choices(cost, batch, all_or_none)
+    plans do, and those with which all layers are recomputed, where their number is open; all different.
+
+    all_or_none: whether of layers some alone cannot be recomputed, as where gradients go between experts' messages of
+    the next layer; nor can they where the first layers are dense.
+    """
+    every = LayerChoices(cost, batch, all_or_none)
     found = [every.best(share) for share in SHARES]
     if cost.model.recompute_layers == CHOSEN:
         again = replace(cost, model=replace(cost.model, recompute_layers=ALL_LAYERS))
-        found.append(_Choices(again, batch, all_or_none).best(1.0))
+        found.append(LayerChoices(again, batch, all_or_none).best(1.0))
     return list(dict.fromkeys(found))
 
 
@@ -220,9 +215,9 @@ def _pairs(model: Model) -> Iterator[tuple[int, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Choices:
-    """The numbers that a job may have. cost, batch, all_or_none: as of `chosen_counts`. memory: of a rank, by numbers,
-    once it was asked for."""
+class LayerChoices:
+    """The numbers that a job may have. cost, batch, all_or_none: as of `candidate_counts`. memory: of a rank, by
+    numbers, once it was asked for."""
 
     cost: Cost
     batch: Batch
@@ -230,7 +225,9 @@ class _Choices:
     memory: dict[LayerCounts, MemoryLines] = field(default_factory=dict)
 
     def best(self, share: float) -> LayerCounts:
-        """Returns the closed form's numbers where a GPU has room for so much of an even share of the tokens."""
+        """Returns the numbers of least seconds that fit, by the closed form, where a GPU has room for so much of an
+        even share of the tokens; with those that a model has. Where nothing fits, all that may be on hosts or
+        recomputed is: a batch is then in micro-batches."""
         seconds, model = LayerSeconds.of(self.cost, self.batch), self.cost.model
         tokens = -(-ceil(share * self.batch.num_tokens) // self.cost.cluster.num_ranks)
         found = [(seconds.step(one), one) for pair in _pairs(model) for one in self.fitting(tokens, pair)]

@@ -12,8 +12,8 @@ room. Where a micro-batch does not fit whatever is on hosts, all of them are tha
 
 A planner has room for larger micro-batches the more waits on hosts, and waits longer for copies. And what it adds up of
 sequences is right where a GPU waits for its copies all the time, or never: it computes some while others are copied. So
-a batch is planned with what layers wait for and without; where the number of layers is open, as if none, half or all of
-them could go; and the plans of least estimated seconds are taken, which have each GPU's copies beside what it computes.
+a batch is planned with what layers wait for and without; where the number of layers, or the share of tokens, is open, as if
+none, half or all of them could go; and the plans of least estimated seconds are taken, which have each GPU's copies beside what it computes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +34,8 @@ from zbench.simulator.estimate.step import StepEstimate
 from zbench.step.passes.own_plans import own_plans
 
 NOTE = "planned_on_hosts"  # of a step's first plan: for what its plans were made, and the estimates of all
+KNOWN = 0.01  # of an estimate: plans that were shorter by less took longer as often as not (docs/memory.md)
+_ROUNDING = 1e-9  # relative, of estimates that are sums of the same seconds in another order
 UNPRICED, PRICED = "computed", "copied"  # planned with as many layers as can go, without and with what they wait for
 
 
@@ -58,6 +60,8 @@ def planned_on_hosts(made: Callable[[Cost], System], cost: Cost) -> System:
     if model.offload_layers == FEWEST:
         half = max(model.with_stages(cost.pp).layers_of_stages) // 2
         tried = {f"{count}_layers": made(_with_layers(cost, count)) for count in sorted({0, half})}
+    elif model.offload_tokens == FEWEST:
+        tried = {"no_tokens": made(_with_layers(cost, 0)), "half_of_tokens": made(_with_half(cost))}
     tried |= {UNPRICED: made(_unpriced(cost)), PRICED: system}
     return BestPlans(system, tried, HostPrices(cost).best)
 
@@ -66,6 +70,12 @@ def _with_layers(cost: Cost, count: int) -> Cost:
     """Returns the cost model of so many layers on hosts at most, of GPUs and of groups."""
     single = None if cost.single is None else _with_layers(cost.single, count)
     return replace(cost, model=cost.model.offloading(count), single=single)
+
+
+def _with_half(cost: Cost) -> Cost:
+    """Returns the cost model of half of the tokens on hosts, of GPUs and of groups."""
+    single = None if cost.single is None else _with_half(cost.single)
+    return replace(cost, model=replace(cost.model, offload_tokens=0.5), single=single)
 
 
 def _unpriced(cost: Cost) -> Cost:
@@ -81,12 +91,14 @@ class HostPrices:
     cost: Cost
 
     def best(self, batch: Batch, plans: Mapping[str, tuple[Plan, ...]]) -> tuple[Plan, ...]:
-        """Returns the plans of least estimated seconds, of those that fit where any do; else the last ones. The first
-        plan has notes of all."""
+        """Returns the plans of least estimated seconds, of those that fit where any do, and of those that take as long
+        the ones in the fewest micro-batches; those that are planned without waiting before others that are not shorter
+        by more than an estimate knows; where none fit, the last ones. The first plan has notes of all."""
         seconds = {name: self.price(batch, found) for name, found in plans.items()}
-        best = min(seconds, key=lambda name: seconds[name])  # the first of those that are as fast
-        if seconds[best] == inf:
-            best = list(plans)[-1]
+        known = {name: one * (1 - KNOWN * (name == UNPRICED)) for name, one in seconds.items()}
+        least = min(known.values())
+        as_fast = [name for name in plans if known[name] <= least * (1 + _ROUNDING)]
+        best = min(as_fast, key=lambda name: len(plans[name])) if least < inf else list(plans)[-1]
         told = {f"{NOTE}_{name}_seconds": one for name, one in seconds.items() if one < inf}
         first, *rest = plans[best]
         return (first.with_(notes={**first.notes, NOTE: best, **told}), *rest)

@@ -1,4 +1,4 @@
-"""How few first layers of every stage, or how small a share of tokens, have to have something on hosts for plans to
+"""Counts the first layers of a stage, or finds the share of tokens, that have to have something on hosts for plans to
 fit, by planners' memory."""
 
 from bisect import bisect_left
