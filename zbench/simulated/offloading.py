@@ -12,8 +12,9 @@ room. Where a micro-batch does not fit whatever is on hosts, all of them are tha
 
 A planner has room for larger micro-batches the more waits on hosts, and waits longer for copies. And what it adds up of
 sequences is right where a GPU waits for its copies all the time, or never: it computes some while others are copied. So
-a batch is planned with what layers wait for and without; where the number of layers, or the share of tokens, is open, as if
-none, half or all of them could go; and the plans of least estimated seconds are taken, which have each GPU's copies beside what it computes.
+a batch is planned with what layers wait for and without; where the number of layers, or the share of tokens, is open,
+as if none, half or all of them could go; and the plans of least estimated seconds are taken, which have each GPU's
+copies beside what it computes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
