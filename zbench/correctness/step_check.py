@@ -20,7 +20,7 @@ from zbench.simulated.executor import Simulated
 from zbench.simulator.estimate.step import StepEstimate
 
 _NO_ROOM = re.compile(
-    r"(?:rank|stack|tensor-parallel group) \d+ needs [\d.]+ GiB(?: on each of its GPUs)?, an? .+ has [\d.]+ GiB"
+    r"(?:rank|stack|tensor-parallel group) \d+ needs [\d.]+ GiB(?: on (?:each|one) of its GPUs)?, an? .+ has [\d.]+ GiB"
 )
 ROUNDING = 1e-9  # relative: sums of the same numbers in another order
 _PER_RANK = ("attention_seconds", "linear_seconds", "communication_seconds", "exposed_seconds", "exposed_nic_seconds")

@@ -88,8 +88,8 @@ class Cost:
 
     @property
     def owner(self) -> str:
-        """What one of those is called that plans divide sequences among: a rank, which is a GPU; a tensor-parallel
-        group of them; or a stack, of one or the other of every stage."""
+        """The word for one of those that plans divide sequences among: a rank, which is a GPU; a tensor-parallel group
+        of them; or a stack, of one or the other of every stage."""
         return "stack" if self.pp > 1 else "tensor-parallel group" if self.tp > 1 else "rank"
 
     def of_layers(self, count: int) -> "Cost":

@@ -167,7 +167,7 @@ def _memory(plans: tuple[Plan, ...], cost: Cost) -> None:
     peak = of_gpu(peak_bytes(plans, cost), cost.tp)
     rank, capacity = int(peak.argmax()), cost.cluster.device.memory_bytes / cost.tp
     if peak[rank] > capacity:
-        each = " on each of its GPUs" if cost.gpus is not cost else ""
+        each = " on one of its GPUs" if cost.pp > 1 else " on each of its GPUs" if cost.tp > 1 else ""
         raise OutOfMemory(
             f"{cost.owner} {rank} needs {peak[rank] / 2**30:.1f} GiB{each}, "
             f"a {cost.cluster.device.name} has {capacity / 2**30:.1f} GiB"
