@@ -256,7 +256,7 @@ class StepCombinations(Sequence[StepCombination]):
             return [self[one] for one in range(*at.indices(len(self)))]
         return StepCombination(*self.first[at // len(self.others)], *self.others[at % len(self.others)])
 
-    def numbers(self) -> tuple[Ints, Ints]:
+    def numbers(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the numbers of the first choices and of the others, each among those of CHOICES, [choices, ways]."""
         values = list(CHOICES.values())
         first, others = (

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +25,12 @@ _ROUTED = {**EXPERT_FUNCTIONS, **COUNTED_FUNCTIONS}
 _SLOTS = ("t", "s", "h", "g", "v")
 Wheres = dict[tuple[int, tuple[int | None, ...]], Where]  # by micro-batch and parts of these, the same on all places
 Choices = dict[tuple[int, int, int], tuple[Floats, dict[int, Ints]]]  # by (micro-batch, layer, part of a)
+
+
+@lru_cache(maxsize=1024)
+def _contraction(operands: tuple[str, ...], result: str) -> str:
+    """Returns the axes of a product of tensors, as numpy's einsum has them."""
+    return f"{','.join(map(dims, operands))}->{dims(result)}"
 
 
 class Missing(Exception):
@@ -68,21 +75,46 @@ def parts_that_meet(layout: StepLayout, formula: Formula) -> Callable[[dict[str,
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """A reference of a compute. key: of its tensor's store; axes: the slot of each axis of its cells, and the part that
-    each of the slot's parts is in where the tensor is cut more coarsely."""
+class _Sliced:
+    """A reference to a parameter that is cut, or to its gradient: a slice lies in shards. base: the parameter; index:
+    of the parts that its slices are cut in, along an axis; shape: of a slice; ends: of its shards."""
+
+    base: str
+    index: str
+    axis: int
+    shape: tuple[int, ...]
+    ends: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A reference of a compute, as it is for every combination of parts and on every place.
+
+    key: of its tensor's store; axes: the slot of each axis of its cells, and the part that each of the slot's parts is
+    in where the tensor is cut more coarsely. read, added: where a cut parameter is read, or its gradient added to.
+    """
 
     key: tuple[str, int, int]
     axes: list[tuple[str, list[int] | None]]
+    read: _Sliced | None
+    added: _Sliced | None
+
+    def cell(self, at: Mapping[str, int]) -> Cell:
+        """Returns the cell that it is; of a parameter, that of its slice's first shard."""
+        found = [at[slot] if coarse is None else coarse[at[slot]] for slot, coarse in self.axes]
+        return (found[0], found[1]) if len(found) == 2 else (found[0], 0) if found else (0, 0)
 
 
-@dataclass
+References = dict[tuple[int, int, int], Known]  # by (id, which lives as the layout does, micro-batch, layer)
+
+
+@dataclass(slots=True)
 class ComputeOnPlace:
     """A compute on a place, being interpreted: it reads and writes values there.
 
     there: all that is there; weights: of the model, whole; model: that they are of. choices: gets those of routers, by
-    micro-batch, layer and part of a: logits, and the tokens in the seats of each slice. wheres: what was looked up for
-    operations before.
+    micro-batch, layer and part of a: logits, and the tokens in the seats of each slice. wheres, known: what was looked
+    up for operations before.
     """
 
     there: Store
@@ -95,35 +127,32 @@ class ComputeOnPlace:
     place: int
     layer: int
     wheres: Wheres = field(default_factory=dict)
-    keys: set[tuple[str, int, int]] = field(default_factory=set)
-    _known: dict[int, "_Known"] = field(default_factory=dict)  # by the references' ids, which live as the layout does
+    known: References = field(default_factory=dict)
 
-    def key(self, one: Reference) -> tuple[str, int, int]:
-        """Returns the key of a tensor's store."""
-        return self._looked_at(one).key
-
-    def _cell(self, one: Reference, at: dict[str, int]) -> Cell:
-        """Returns the cell of a reference; of a parameter, that of its slice's first shard."""
-        found = [0, 0]
-        for place, (slot, coarse) in enumerate(self._looked_at(one).axes):
-            found[place] = at[slot] if coarse is None else coarse[at[slot]]
-        return found[0], found[1]
-
-    def _looked_at(self, one: Reference) -> "_Known":
+    def looked_at(self, one: Reference) -> Known:
         """Returns what is the same of a reference for every combination of parts."""
-        known = self._known.get(id(one))
-        if known is None:
-            number = self.layout.number[one.tensor]
-            axes = list[tuple[str, list[int] | None]]()
-            for axis, wanted in zip(one.axes, self.layout.tensors[number].axes, strict=False):
-                index, coarse = self.layout.index_of(axis.slot), None
-                if index != wanted:
-                    part = next(m.part for m in self.layout.maps if (m.coarse, m.fine) == (wanted, index))
-                    coarse = part.tolist()
-                axes.append((axis.slot, coarse))
-            key = store_key(self.layout, self.micro_batch, number, self.layer + one.after)
-            known = self._known[id(one)] = _Known(key, axes)
-        return known
+        of = id(one), self.micro_batch, self.layer
+        return self.known.get(of) or self.known.setdefault(of, self._known(one))
+
+    def _known(self, one: Reference) -> Known:
+        number, layout = self.layout.number[one.tensor], self.layout
+        axes = list[tuple[str, list[int] | None]]()
+        for axis, wanted in zip(one.axes, layout.tensors[number].axes, strict=False):
+            index, coarse = layout.index_of(axis.slot), None
+            if index != wanted:
+                part = next(m.part for m in layout.maps if (m.coarse, m.fine) == (wanted, index))
+                coarse = part.tolist()
+            axes.append((axis.slot, coarse))
+        base = one.tensor.removeprefix("d")
+        key = store_key(layout, self.micro_batch, number, self.layer + one.after)
+        cut = one.tensor in CUT and len(one.axes) == 1 and one.axes[0].slot != "j"
+        read = self._sliced(base, one) if cut else None
+        return Known(key, axes, read, self._sliced(base, one) if base in CUT and one.tensor[0] == "d" else None)
+
+    def _sliced(self, base: str, one: Reference) -> _Sliced:
+        ends = np.cumsum(self.layout.index[f"z{base}"].sizes).tolist()
+        index = self.layout.index_of(one.axes[0].slot)
+        return _Sliced(base, index, CUT[base][1], self._whole(base), ends)
 
     def _range(self, index: str, part: int) -> tuple[int, int]:
         """Returns [first, last) of a part, in heads, columns or words."""
@@ -150,36 +179,33 @@ class ComputeOnPlace:
 
     def read(self, one: Reference, at: dict[str, int]) -> Any:
         """Returns the value of a reference."""
-        held = self.there.get(self.key(one), {})
-        base, cell = one.tensor.removeprefix("d"), self._cell(one, at)
-        if one.tensor in CUT and len(one.axes) == 1 and one.axes[0].slot not in ("j",):
-            shards = [
-                self._get(held, one, (cell[0], shard)) for shard in range(len(self.layout.index[f"z{one.tensor}"]))
-            ]
-            index = self.layout.index_of(one.axes[0].slot)
-            where = [slice(None)] * len(self._whole(base))
-            where[CUT[one.tensor][1]] = self._inside(one.tensor, index, at[one.axes[0].slot])
-            return from_memory(base, np.concatenate(shards), self._whole(one.tensor))[tuple(where)]
-        return self._get(held, one, cell)
+        known = self.looked_at(one)
+        held, cell, of = self.there.get(known.key, {}), known.cell(at), known.read
+        if of is None:
+            return self._get(held, one, cell)
+        shards = [self._get(held, one, (cell[0], shard)) for shard in range(len(of.ends))]
+        where = [slice(None)] * len(of.shape)
+        where[of.axis] = self._inside(of.base, of.index, at[one.axes[0].slot])
+        return from_memory(of.base, np.concatenate(shards), of.shape)[tuple(where)]
 
     def _get(self, held: dict[tuple[int, Cell], Any], one: Reference, cell: Cell) -> Any:
-        if (self.place, cell) not in held:
+        found = held.get((self.place, cell))
+        if found is None:
             raise Missing(f"{one} {cell} of layer {self.layer} is not on {self.place}")
-        return held[self.place, cell]
+        return found
 
     def put(self, one: Reference, at: dict[str, int], value: Any, action: str) -> None:
         """Writes or adds a value."""
-        held = self.there.setdefault(self.key(one), {})
-        cell, base = self._cell(one, at), one.tensor.removeprefix("d")
-        if action == "+=" and base in CUT and one.tensor[0] == "d":
-            index = self.layout.index_of(one.axes[0].slot)
-            whole = np.zeros(self._whole(base))
+        known = self.looked_at(one)
+        held, cell, of = self.there.setdefault(known.key, {}), known.cell(at), known.added
+        if action == "+=" and of is not None:
+            whole = np.zeros(of.shape)
             where = [slice(None)] * whole.ndim
-            where[CUT[base][1]] = self._inside(base, index, at[one.axes[0].slot])
+            where[of.axis] = self._inside(of.base, of.index, at[one.axes[0].slot])
             whole[tuple(where)] = value
-            flat = np.split(in_memory(base, whole), np.cumsum(self.layout.index[f"z{base}"].sizes)[:-1])
-            for shard, part in enumerate(flat):
-                add_value(held, one.tensor, (self.place, (cell[0], shard)), part)
+            flat = in_memory(of.base, whole)
+            for shard, (begin, end) in enumerate(pairwise([0, *of.ends])):
+                add_value(held, one.tensor, (self.place, (cell[0], shard)), flat[begin:end])
         elif action == "+=":
             add_value(held, one.tensor, (self.place, cell), value)
         elif action == "=" and (self.place, cell) in held:
@@ -211,8 +237,7 @@ class ComputeOnPlace:
         plain = [value[0] if isinstance(value, tuple) else value for value in values]
         if len(plain) == 1:
             return plain[0]
-        sides = ",".join(dims(one.tensor) for one in term.operands)
-        return np.einsum(f"{sides}->{dims(result.tensor)}", *plain)
+        return np.einsum(_contraction(tuple(one.tensor for one in term.operands), result.tensor), *plain)
 
     def _chosen(self, at: dict[str, int]) -> Chosen:
         """Returns the experts of a combination's tokens, and the slice and the expert that it is about."""

@@ -17,6 +17,7 @@ from zbench.correctness.steps.computing import (
     Choices,
     ComputeOnPlace,
     Missing,
+    References,
     Store,
     Tokens,
     Wheres,
@@ -47,6 +48,7 @@ class StepInterpreter:
     choices: Choices = field(default_factory=dict)
     gradients: Mapping[str, Floats] = field(default_factory=dict)
     _wheres: Wheres = field(default_factory=dict)
+    _known: References = field(default_factory=dict)
 
     def run(self) -> Store:
         """Executes all instances and returns what is there at the end.
@@ -221,7 +223,7 @@ class StepInterpreter:
         (lists, layer), layout = where, self.step.layouts[template.layout]
         tokens = self.tokens[template.layout] if template.layout < len(self.tokens) else Tokens([], [], [], [])
         of = self.there, self.weights, tokens, self.model, self.choices
-        run = ComputeOnPlace(*of, layout, template.layout, place, layer, self._wheres)
+        run = ComputeOnPlace(*of, layout, template.layout, place, layer, self._wheres, self._known)
         parts = [layout.lists[which].tolist() for which in lists if which >= 0]
         results: list[tuple[Reference, dict[str, int], Any]] = []
         meet = parts_that_meet(layout, formula)
@@ -239,4 +241,4 @@ class StepInterpreter:
             results += [(one, at, value) for one, value in zip(formula.results, values, strict=True)]
         for one, at, value in results:  # after all is read: an update is of what was there before
             run.put(one, at, value, formula.action)
-        return run.keys | {run.key(one) for one in (*formula.operands, *formula.results)}
+        return {run.looked_at(one).key for one in (*formula.operands, *formula.results)}

@@ -45,9 +45,10 @@ class StepRank:
 
     @staticmethod
     def prepare() -> None:
-        """Loads, before processes are forked, what each would load in its first step."""
+        """Loads, before processes are forked, what each would load, or compile, in its first step."""
         one = np.zeros(1, np.int64)
-        TokenParts(one, one, one + 1, one, one + 1, one, one + 1, Mask()).segments([((0,), (0,))])
+        for mask in (Mask(), Mask(window=1)):
+            TokenParts(one, one, one + 1, one, one + 1, one, one + 1, mask).segments([((0,), (0,))])
 
     def run(self, case: StepCase) -> Executed:
         """Runs a step and compares what is here afterwards with one dense process. Collective."""
