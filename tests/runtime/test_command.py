@@ -72,7 +72,7 @@ def test_whole_steps_train_in_groups_and_shards(tmp_path: Path) -> None:
         ].keys()
         assert [len(step[name]) for name in ("attention_seconds", "peak_bytes", "nic_tx_bytes")] == [2, 2, 2]
     events = json.loads(trace.read_text())["traceEvents"]
-    assert {one["pid"] for one in events if one["name"] == "optimizer query weights"} == {0, 1}
+    assert {one["pid"] for one in events if one["name"].startswith("optimizer ")} == {0, 1}
     batch, plans = Replay.of(run).step(run.steps[0])
     assert Replay.of(run).parts.executor.step(batch, plans).nic_tx_for.keys() == run.steps[0]["nic_tx_for"].keys()
 
