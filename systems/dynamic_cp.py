@@ -48,7 +48,8 @@ class DynamicCP:
         least, ranks = self.least_degree, self.cost.cluster.num_ranks
         if not is_whole(least) or not 1 <= least <= ranks or least & (least - 1):
             raise ValueError(
-                f"system.least_degree is {least!r}; it takes a power of two of at most the {with_noun(ranks, self.cost.owner)}"
+                f"system.least_degree is {least!r}; it takes a power of two of at most the "
+                f"{with_noun(ranks, self.cost.owner)}"
             )
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:

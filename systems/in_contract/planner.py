@@ -104,7 +104,8 @@ class InContract:
             raise ValueError(f"system.contract is {self.contract!r}; it takes one of {', '.join(CONTRACTS)}")
         if self.degree is not None and ranks % self.degree:
             raise ValueError(
-                f"system.degree is {self.degree}; it takes a divisor of the {with_noun(ranks, self.cost.owner)}, or null"
+                f"system.degree is {self.degree}; it takes a divisor of the {with_noun(ranks, self.cost.owner)}, "
+                "or null"
             )
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
