@@ -52,8 +52,8 @@ class Ulysses:
             is_whole(self.degree) and 1 <= self.degree <= heads and ranks % self.degree == 0
         ):
             raise ValueError(
-                f"system.degree is {self.degree!r}; it takes a divisor of the {with_noun(ranks, self.cost.owner)} of at "
-                f"most {heads}, as each needs a head"
+                f"system.degree is {self.degree!r}; it takes a divisor of the {with_noun(ranks, self.cost.owner)} "
+                f"of at most {heads}, as each needs a head"
             )
         check_whole_number("system.slices", self.slices, 1, self._degree)
         if self.slices > 1 and self._degree < ranks:
