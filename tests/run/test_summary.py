@@ -10,7 +10,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from zbench import CONF, __main__
-from zbench.run.open_layers import check_pipelines, check_room, open_words
+from zbench.run.open_layers import check_pipelines, check_run_fits, open_words
 from zbench.run.parts import Parts, resolved
 from zbench.run.settings import Settings
 from zbench.run.summary import about_words
@@ -147,7 +147,7 @@ def test_a_run_says_so_where_none_of_its_open_numbers_fits(room: str, told: bool
     if told:
         least = replace(parts, cost=parts.cost_of(parts.cluster, replace(parts.model, num_layers=10_000)))
         with pytest.raises(ValueError, match=r"^model is llama3_8b; .* or another model \(recompute\.layers=auto and"):
-            check_room(least)
+            check_run_fits(least)
 
 
 def test_plans_with_pipelines_take_no_open_number_of_recomputed_layers() -> None:

@@ -15,7 +15,7 @@ from zbench.record.record import Line, Run, read
 from zbench.record.rows import SAME, label
 from zbench.run.checks.contract import PlugInError
 from zbench.run.chosen import Settled, settled
-from zbench.run.open_layers import check_room
+from zbench.run.open_layers import check_run_fits
 from zbench.run.parts import Parts, resolved
 from zbench.run.request import Request
 from zbench.run.settings import Settings
@@ -49,7 +49,7 @@ def run_cases(request: Request, parts: Parts, tell: Callable[[str, str], None]) 
     shared |= {"fingerprint": dict(_program())}
     name = str(own["choices"].get("system"))
     mine, compared = settled(request.config, parts, tell=partial(tell, name)), None
-    check_room(mine.parts)
+    check_run_fits(mine.parts)
     if request.baseline is not None:
         other = {
             **own,
@@ -92,7 +92,7 @@ def _compared(request: Request, parts: Parts, tell: Callable[[str], None]) -> Se
     assert request.baseline is not None
     try:
         found = settled(request.baseline, parts, tell=tell)
-        check_room(found.parts)
+        check_run_fits(found.parts)
         return found
     except ValueError as error:
         kind = PlugInError if isinstance(error, PlugInError) else ValueError

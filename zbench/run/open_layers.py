@@ -17,7 +17,7 @@ _CAME_TO = {  # by key, what is chosen by it (zbench.simulated.host_layers.Layer
 }
 
 
-def check_room(parts: Parts) -> None:
+def check_run_fits(parts: Parts) -> None:
     """Refuses a run that no plan has room for, and says what open numbers came to.
 
     Raises:

@@ -52,7 +52,7 @@ class Parts:
     nominal: the machine as configured, whatever the world. seen: the cost that planners see, which is of the nominal
     machine where that is all they are told. pipelines: what runs plans has pipelines that planners choose. tokens: of a
     batch. free: groups that every system chooses. layer_choice: of numbers of layers that the run leaves open
-    (zbench.simulated.host_layers).
+    (zbench.simulated.host_layers), by open_layers, its keys; nothing_fits: the first batch has room with none.
     """
 
     world: World
