@@ -27,15 +27,15 @@ def noted(step: Step) -> list[Any]:
             moment += 1e-3
             if row[0] == COMPUTE:
                 of = NotedOperation(number, op, 0, row[2], row[2])
-                ranks[row[2]].computes.append(NotedCompute(of, moment, moment + 1e-3))  # type: ignore[attr-defined]
+                ranks[row[2]].computes.append(NotedCompute(of, moment, moment + 1e-3))
             elif row[0] in (SEND, MOVE):
                 of = NotedOperation(number, op, 0, row[2], row[3])
                 one = NotedMessage(of, row[8], row[3], 1000, moment, float("inf"))
-                ranks[row[2]].sent.append(one)  # type: ignore[attr-defined]
+                ranks[row[2]].sent.append(one)
                 got = one._replace(peer=row[2], ended=moment + 1e-3)
-                ranks[row[3]].received.append(got)  # type: ignore[attr-defined]
+                ranks[row[3]].received.append(got)
                 waits = ranks[row[3]].waits
-                waits += [NotedWait(of, row[8], moment, moment + 5e-4), NotedWait(None, row[8], moment, moment)]  # type: ignore[operator]
+                waits += [NotedWait(of, row[8], moment, moment + 5e-4), NotedWait(None, row[8], moment, moment)]
     return [SimpleNamespace(began=5.0, notes=one, nic_series={}) for one in ranks]
 
 

@@ -1,4 +1,4 @@
-"""What operations of a whole step are about: the blocks of their tokens, which the plan knows. Pure: no torch."""
+"""Finds what operations of a whole step are about: the blocks of their tokens, which the plan knows. Pure: no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
