@@ -14,7 +14,7 @@ import numba as nb
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.cost.host_copies import waiting
+from zbench.cost.memory.host_copies import waiting
 from zbench.describe.arrays import Floats
 from zbench.describe.compiled import ENTERED, INNER
 from zbench.describe.model import KV

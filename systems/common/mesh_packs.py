@@ -6,7 +6,7 @@ import numba as nb
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.cost.host_copies import waiting
+from zbench.cost.memory.host_copies import waiting
 from zbench.describe.compiled import ENTERED
 from zbench.plans.plan import Ints
 from zbench.systems.common.best_fit import best_fit_packs

@@ -14,8 +14,8 @@ import numpy as np
 
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
-from zbench.cost.host_copies import HostCopies
 from zbench.cost.memory.copies import kept_over_own, moment_bytes
+from zbench.cost.memory.host_copies import HostCopies
 from zbench.cost.memory.needs import memory_of
 from zbench.describe.arrays import Floats
 from zbench.describe.expert_schedule import USUAL_EXPERTS

@@ -2,7 +2,7 @@
 
 A sequence takes a stage a s^2 + b s seconds, a micro-batch c besides. Hydraulis profiles the three for every scheme;
 here they are the described cluster's (zbench.cost.stage), with whole tiles in place of s^2, and no less than a layer's
-copies to and from hosts (zbench.cost.host_copies), as if a sequence were alone. A pipeline with
+copies to and from hosts (zbench.cost.memory.host_copies), as if a sequence were alone. A pipeline with
 micro-batches of m_1 ... m_v seconds a stage takes sum m + (pp - 1) max m: what the last stage waits for the first one's
 longest.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.cost.memory.host_copies import stage_copies, stage_waiting
 from zbench.cost.memory.lines import MemoryLines
 from zbench.cost.memory.needs import memory_of, pipeline_moments
 from zbench.cost.stage import Stage, refusal
@@ -67,8 +68,8 @@ class Schemes:
             forward, backward = (self.cost.stream_seconds(whole, heads * one, kv_heads * one, b) for b in (False, True))
             of[heads, kv_heads], ways[heads, kv_heads] = (1 + again) * forward + backward, [forward, backward]
         rows = [stage.layers * of[stage.heads, stage.kv_heads] for stage in self.stages]
-        if self.stages[0].copies is not None:
-            waits = [stage.waited(lengths, *ways[stage.heads, stage.kv_heads]) for stage in self.stages]
+        if stage_copies(self.stages[0]) is not None:
+            waits = [stage_waiting(stage, lengths, *ways[stage.heads, stage.kv_heads]) for stage in self.stages]
             rows = [row + stage.layers * wait for row, stage, wait in zip(rows, self.stages, waits, strict=True)]
         return np.stack(rows) + self.token[:, None] * lengths
 

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.cost.host_copies import waiting
+from zbench.cost.memory.host_copies import waiting
 from zbench.cost.memory.needs import memory_of
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch

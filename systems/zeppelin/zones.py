@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.cost.host_copies import waiting
+from zbench.cost.memory.host_copies import waiting
 from zbench.cost.memory.needs import memory_of
 from zbench.describe.arrays import Flags, Floats
 from zbench.describe.model import KV

@@ -9,7 +9,7 @@ import pytest
 from tests.cost.test_layers_on_hosts import HOST, hosted
 from tests.cost.test_stage_memory import pipelines_of
 from zbench.cost.cost import Cost
-from zbench.cost.host_copies import HostCopies, LayerCopies, plan_copies, waiting
+from zbench.cost.memory.host_copies import HostCopies, LayerCopies, plan_copies, waiting
 from zbench.cost.memory.peak import step_bytes
 from zbench.describe.batch import Batch
 from zbench.simulated.executor import Simulated

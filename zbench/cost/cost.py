@@ -55,7 +55,7 @@ class Cost:
     exchanges: how those of tensor-parallel groups go beside matmuls, which only memory asks: seconds are of whole ones.
     layers_ahead: whose parameters are gathered ahead of the one under way in a backward (zbench.describe.overlap), of
         which planners' memory has to know.
-    waits_for_hosts: whether copies to and from host memory take a layer's time (zbench.cost.host_copies).
+    waits_for_hosts: whether copies to and from host memory take a layer's time (zbench.cost.memory.host_copies).
     """
 
     cluster: Cluster

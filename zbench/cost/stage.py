@@ -12,7 +12,6 @@ import numpy as np
 
 from zbench.cost import gathers
 from zbench.cost.cost import HIDDEN, SHOWN, Cost
-from zbench.cost.host_copies import MANY, HostCopies
 from zbench.cost.recompute import is_selective
 from zbench.describe.arrays import Floats
 from zbench.describe.degrees import ShardDegrees
@@ -61,8 +60,7 @@ class Stage:
     """One stage of a tp x pp pipeline on `cost`'s cluster; seconds and bytes of a micro-batch of so many tokens.
 
     layers: of the stage. heads, kv_heads: of a rank (kv heads fewer than tp are replicated). per_byte, hops: a
-    gather of n bytes over the stage's ranks takes per_byte n + hops seconds. nodes: that a stage covers. copies: of its
-    layers to and from hosts, by the tokens of all its ranks.
+    gather of n bytes over the stage's ranks takes per_byte n + hops seconds. nodes: that a stage covers.
     """
 
     cost: Cost
@@ -74,7 +72,6 @@ class Stage:
     per_byte: float
     hops: float
     nodes: int
-    copies: HostCopies | None = None
 
     @staticmethod
     def of(cost: Cost, tp: int, pp: int) -> "Stage":
@@ -87,9 +84,7 @@ class Stage:
         hops = gathers.hop_seconds(alone) if tp > 1 else 0.0
         per_byte = (gathers.gather_seconds(alone, size) - hops) / size
         kv_heads = max(model.num_kv_heads // tp, 1)
-        layers = model.num_layers // pp
-        copies = HostCopies.of(cost, tp, layers)
-        return Stage(cost, tp, pp, layers, model.num_heads // tp, kv_heads, per_byte, hops, nodes, copies)
+        return Stage(cost, tp, pp, model.num_layers // pp, model.num_heads // tp, kv_heads, per_byte, hops, nodes)
 
     def hidden_bytes(self, tokens: Floats | Ints) -> Floats:
         """Returns the bytes that the stage's ranks gather together: a hidden state of every token."""
@@ -122,20 +117,6 @@ class Stage:
     def head_seconds(self, tokens: Ints) -> Floats:
         """Returns the seconds of output projection and loss, split over the vocabulary, forward and backward."""
         return np.asarray(self.cost.head_seconds(-(-tokens // self.tp)), np.float64)
-
-    def waited(self, tokens: Ints, forward: Floats, backward: Floats) -> Floats:
-        """Returns the seconds for which a layer waits for its copies to and from hosts, both passes, as sequences do
-        that are the stage's alone, [n]; starts, which they share, hide nothing. forward, backward: attention's of as
-        many tokens, without a forward that runs again."""
-        if self.copies is None:
-            return np.zeros(len(tokens))
-        many = self.tp * np.array([MANY, 2 * MANY])
-        each = (self.linear_seconds, self.again_seconds, self.gather_seconds)
-        linear, remade, gather = (float(np.diff(of(many))[0]) / (self.tp * MANY) * tokens for of in each)
-        (ahead, back, _), again = self.gathers(), self.cost.model.forwards_again
-        begun = forward + linear + ahead * gather
-        left = backward + again * forward + (2 + again) * linear + remade + back * gather
-        return self.copies.waited(begun, left, tokens)
 
     def gathers(self) -> tuple[int, int, int]:
         """Returns the numbers of a layer's gathers, (forward, backward, behind matmuls in the backward); a forward that

@@ -15,7 +15,7 @@ import numpy as np
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
 from zbench.cost.gathers import hop_seconds
-from zbench.cost.host_copies import LayerCopies, plan_copies
+from zbench.cost.memory.host_copies import LayerCopies, plan_copies
 from zbench.describe.arrays import Floats
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numba as nb
 import numpy as np
 
-from zbench.cost.host_copies import LayerCopies
+from zbench.cost.memory.host_copies import LayerCopies
 from zbench.describe.arrays import Floats
 from zbench.describe.cluster import Cluster
 from zbench.describe.compiled import ENTERED

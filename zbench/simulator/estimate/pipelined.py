@@ -13,6 +13,7 @@ import numpy as np
 
 from zbench.cost.collective import Sharing
 from zbench.cost.cost import Cost
+from zbench.cost.memory.host_copies import stage_copies
 from zbench.cost.stage import Stage
 from zbench.describe.arrays import Flags, Floats
 from zbench.describe.links import NIC
@@ -103,7 +104,7 @@ def _line(lead: int, stage: Stage, micro: Micro) -> Line:
     again = 1 if stage.cost.model.recompute == "full" else 0
     ahead = micro.attention[0] + micro.linear + micro.gathers[0]
     back = micro.attention[1] + again * micro.attention[0] + (2 + again) * micro.linear + micro.again + micro.gathers[1]
-    if (copies := stage.copies) is not None:
+    if (copies := stage_copies(stage)) is not None:
         ahead = ahead + copies.of_tokens(micro.tokens, False).waited(ahead)
         back = back + copies.of_tokens(micro.tokens, True).waited(back)
     forward = stage.layers * ahead

@@ -19,7 +19,7 @@ import numpy as np
 
 from zbench.cost.collective import Sharing
 from zbench.cost.cost import Cost
-from zbench.cost.host_copies import LayerCopies, plan_copies
+from zbench.cost.memory.host_copies import LayerCopies, plan_copies
 from zbench.describe.arrays import Floats
 from zbench.plans.plan import Plan
 from zbench.simulator.estimate.layers import ClockState, Layers, RankSeconds

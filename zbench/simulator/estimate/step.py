@@ -19,7 +19,7 @@ from zbench.cost.bound import bound_seconds, ceiling_seconds
 from zbench.cost.collective import Collectives, Sharing
 from zbench.cost.cost import Cost
 from zbench.cost.groups import of_gpu, of_nics
-from zbench.cost.host_copies import plan_copies
+from zbench.cost.memory.host_copies import plan_copies
 from zbench.cost.memory.peak import peak_bytes
 from zbench.cost.stage import held
 from zbench.describe.arrays import Floats, Ints

@@ -19,6 +19,7 @@ from zbench.cost.memory.copies import kept_bytes
 from zbench.cost.memory.fewest import least_shares, with_fewest
 from zbench.cost.memory.moments import layer_kept_bytes
 from zbench.cost.memory.shares import shares_of_ranks
+from zbench.cost.stage import Stage
 from zbench.describe.arrays import Floats
 from zbench.describe.checks import FEWEST
 from zbench.plans.plan import Ints, Plan
@@ -130,6 +131,28 @@ def waiting(cost: Cost, tokens: Ints | Floats, forward: Floats, backward: Floats
     ahead = np.asarray(forward + linear, np.float64)
     back = np.asarray(backward + 2 * linear + again + cost.model.forwards_again * ahead, np.float64)
     return copies.waited(ahead, back, tokens)
+
+
+def stage_copies(stage: Stage) -> HostCopies | None:
+    """Returns the copies of a stage of a pipeline that a planner chooses, by the tokens of all its ranks; None where
+    nothing is on hosts."""
+    return HostCopies.of(stage.cost, stage.tp, stage.layers)
+
+
+def stage_waiting(stage: Stage, tokens: Ints, forward: Floats, backward: Floats) -> Floats:
+    """Returns the seconds for which a layer of a stage waits for its copies, both passes, as sequences do that are the
+    stage's alone, [n]; starts, which they share, hide nothing. forward, backward: attention's of as many tokens,
+    without a forward that runs again."""
+    copies = stage_copies(stage)
+    if copies is None:
+        return np.zeros(len(tokens))
+    many = stage.tp * np.array([MANY, 2 * MANY])
+    each = (stage.linear_seconds, stage.again_seconds, stage.gather_seconds)
+    linear, remade, gather = (float(np.diff(of(many))[0]) / (stage.tp * MANY) * tokens for of in each)
+    (ahead, back, _), again = stage.gathers(), stage.cost.model.forwards_again
+    begun = forward + linear + ahead * gather
+    left = backward + again * forward + (2 + again) * linear + remade + back * gather
+    return copies.waited(begun, left, tokens)
 
 
 def _of_token(seconds: Callable[[Ints], Floats]) -> float:
