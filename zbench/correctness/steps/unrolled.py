@@ -60,14 +60,22 @@ def unrolled_fault(step: Step) -> str:
         for layer in one.layers:
             mine = _of_stage(step, layout_of(step, one), tables[template.layout], layer, one.place)
             where, rows = step.where(one.place, layer), template.operations.table
-            walk_items(
-                _placed(step, layout_of(step, one), mine, where), _moved(rows, where), layer, one.version, 0, state
-            )
+            moved = _moved(rows, where)
+            if one.place == ACROSS and _leaves_pipelines(step, rows, moved):
+                return f"instance {number}, layer {layer}: a place is in another pipeline than the template has it in"
+            walk_items(_placed(step, layout_of(step, one), mine, where), moved, layer, one.version, 0, state)
             if state.fault[0] != OK:
                 return f"instance {number}, layer {layer}: fault {state.fault.tolist()}"
             if word := _forget(step, template, mine, one, layer, state):
                 return f"instance {number}, layer {layer}: {word}"
     return _end(step, tables[0], state)
+
+
+def _leaves_pipelines(step: Step, rows: Ints, moved: Ints) -> bool:
+    """Returns whether a computing, sending or receiving place is of another pipeline where an instance has it."""
+    single = (rows[:, 0] != GATHER) & (rows[:, 0] != REDUCE)
+    named, there = rows[single, 2:4], moved[single, 2:4]
+    return bool((step.pipeline_of[named] != step.pipeline_of[there])[named >= 0].any())
 
 
 def _queue_word(step: Step, layout: StepLayout, template: Template) -> str:
