@@ -17,7 +17,7 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.cost.memory.copies import kept_bytes
 from zbench.cost.memory.fewest import least_shares, with_fewest
-from zbench.cost.memory.moments import layer_kept_bytes
+from zbench.cost.memory.layer_bytes import layer_kept_bytes
 from zbench.cost.memory.shares import shares_of_ranks
 from zbench.cost.stage import Stage
 from zbench.describe.arrays import Floats
