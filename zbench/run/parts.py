@@ -25,7 +25,6 @@ from zbench.interfaces.dealt import undealt
 from zbench.interfaces.protocols import Executor, System, Tracker, Workload
 from zbench.record.words import link_words
 from zbench.run.checks.contract import batch_of
-from zbench.run.checks.executor import check_clock, check_executor
 from zbench.run.checks.price import check_size
 from zbench.run.layer_counts import chosen_layers
 from zbench.run.settings import PRECISIONS, Settings
@@ -119,7 +118,7 @@ class Parts:
         seen = cost
         if settings.planners_see == NOMINAL:
             seen = make_cost(nominal.cluster, nominal.model, *have).routed_by(*drawn)
-        check_clock(settings, config, simulated)
+        settings.check_clock(config, simulated)
         training = {} if simulated else {"workload": workload, "check": settings.check, "resume": settings.resume}
         whole = of_whole_step(strategy, whole_steps)
         executor = make_part(make, config, "executor", cost=cost, **training, **whole)
@@ -130,7 +129,7 @@ class Parts:
         expect("workload", workload, "batch")
         expect("executor", executor, "step")
         expect("tracker", tracker, "log")
-        check_executor(settings, executor)
+        settings.check_executor(executor)
         return Parts(
             world=world,
             nominal=nominal,
