@@ -9,10 +9,11 @@ import pytest
 from tests.cost.test_layers_on_hosts import HOST, hosted
 from tests.cost.test_stage_memory import pipelines_of
 from zbench.cost.cost import Cost
-from zbench.cost.memory.host_copies import HostCopies, LayerCopies, plan_copies, waiting
+from zbench.cost.memory.host_copies import HostCopies, LayerCopies, copies_of_stages, plan_copies, waiting
 from zbench.cost.memory.peak import step_bytes
 from zbench.describe.batch import Batch
 from zbench.simulated.executor import Simulated
+from zbench.simulated.offloading import chosen_offload
 from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.local_packing import LocalPacking
@@ -133,3 +134,19 @@ def test_as_few_layers_as_a_plan_fits_with_are_priced() -> None:
     some, _ = plan_copies(plan, tight)
     assert some is not None
     assert some.kinds[0][0] == 3 / 8
+
+
+def test_stages_that_differ_have_as_many_layers_on_hosts_as_the_job_fits_with() -> None:
+    """Which all stages together tell: the first has two micro-batches under way."""
+    of: dict[str, Any] = {"num_layers": 8, "vocab": 1000, "sharding": "zero1", "pipeline_parallel": 2}
+    of |= {"stage_layers": (5, 3), "offload": "activations", "offload_layers": "auto"}
+    cost = hosted(**of)
+    plan = LocalPacking(cost, pack_tokens=4096).plan(Batch(np.full(4, 4096), 0, 0))[0]
+    need = step_bytes(plan, replace(cost, model=cost.model.offloading(2))).max()
+    assert need < step_bytes(plan, replace(cost, model=cost.model.offloading(1))).max()
+    tight = hosted(memory=float(need), **of)
+    assert chosen_offload((plan,), tight.gpus, 1, 2) == (2,)
+    for copies, layers in zip(copies_of_stages(plan, tight), (5, 3), strict=True):
+        for passing in copies:
+            assert passing is not None
+            assert passing.kinds[0][0] == 2 / layers

@@ -28,19 +28,25 @@ def ahead(window: int, sharding: str | ShardDegrees = "zero3", vocab: int = 1000
     return replace(job(vocab, num_layers=LAYERS, sharding=sharding, **model), layers_ahead=window)
 
 
+def share_of_reckoned(cost: Cost, length: int, micro_batches: int) -> float:
+    """Live ranges over planners' memory, of the fullest GPUs, where every rank has a sequence in each micro-batch; on
+    no GPU are they more."""
+    batch = Batch(np.full(micro_batches * cost.cluster.num_ranks, length), 0, 0)
+    plans = LocalPacking(cost, pack_tokens=length).plan(batch)
+    assert len(plans) == micro_batches
+    found = np.array(Simulated(cost, window=cost.layers_ahead).step(batch, plans).peak_bytes)
+    reckoned = peak_bytes(plans, cost)
+    assert (found <= reckoned).all()
+    return float(found.max() / reckoned.max())
+
+
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize(("recompute", "chunk"), LEVELS)
 def test_layers_gathered_ahead_are_reckoned(recompute: str, chunk: int | str, window: int) -> None:
     """Never less than live ranges and to 1 %, where the loss is fullest and where a layer is."""
     for vocab, length in product((1000, 128256), (2 * CHUNK, 4096)):
         cost = ahead(window, vocab=vocab, recompute=recompute, mlp_chunk_tokens=chunk)
-        batch = Batch(np.full(3 * cost.cluster.num_ranks, length), 0, 0)
-        plans = LocalPacking(cost, pack_tokens=length).plan(batch)
-        assert len(plans) == 3
-        found = np.array(Simulated(cost, window=window).step(batch, plans).peak_bytes)
-        reckoned = peak_bytes(plans, cost)
-        assert (found <= reckoned).all()
-        assert found.max() >= 0.99 * reckoned.max()
+        assert share_of_reckoned(cost, length, 3) >= 0.99
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -48,13 +54,7 @@ def test_layers_of_a_stage_are_gathered_ahead(window: int) -> None:
     """Two stages of four layers, of which no more can be ahead: never less than live ranges and to 2 %."""
     for vocab, length in product((1000, 128256), (2 * CHUNK, 4096)):
         cost = ahead(window, vocab=vocab, pipeline_parallel=2)
-        batch = Batch(np.full(5 * cost.cluster.num_ranks, length), 0, 0)
-        plans = LocalPacking(cost, pack_tokens=length).plan(batch)
-        assert len(plans) == 5
-        found = np.array(Simulated(cost, window=window).step(batch, plans).peak_bytes)
-        reckoned = peak_bytes(plans, cost)
-        assert (found <= reckoned).all()
-        assert found.max() >= 0.98 * reckoned.max()
+        assert share_of_reckoned(cost, length, 5) >= 0.98
 
 
 @pytest.mark.parametrize("which", SYSTEMS, ids=str)

@@ -16,6 +16,7 @@ from zbench.cost.job import make_cost
 from zbench.cost.memory.fewest import PARTS
 from zbench.cost.memory.peak import peak_bytes, step_bytes
 from zbench.describe.batch import Batch
+from zbench.describe.model import AUTO
 from zbench.simulated.executor import Simulated
 from zbench.simulated.offloading import chosen_offload, chosen_shares
 from zbench.step.passes.own_plans import own_plans
@@ -116,6 +117,17 @@ def test_of_a_share_of_tokens(stages: int, zero: str, recompute: str, chunk: int
         reckoned, found = reckoned_and_found(hosted(**of, pipeline_parallel=stages), 4096, 6)
         assert (found <= reckoned).all()
         assert found.max() >= 0.98 * reckoned.max()
+
+
+@pytest.mark.parametrize("zero", ["zero2", "zero3"])
+def test_of_a_share_of_tokens_beside_a_whole_table(zero: str) -> None:
+    """On the first of two stages, which begins a micro-batch, or ends one, while another is under way."""
+    of = {"num_layers": 8, "vocab": 128256, "offload": "activations", "sharding": zero, "loss_chunk_tokens": AUTO}
+    for share in (0.3, 0.75):
+        cost = hosted(**of, offload_tokens=share, pipeline_parallel=2)
+        reckoned, found = (size[: cost.cluster.num_ranks] for size in reckoned_and_found(cost, 1024, 6))
+        assert (found <= reckoned).all()
+        assert found.max() >= 0.995 * reckoned.max()
 
 
 def test_of_as_few_tokens_as_fit() -> None:

@@ -331,13 +331,27 @@ def test_a_share_of_tokens_on_hosts_is_between_none_and_all(tokens: float | str)
     assert TrainingMemory(offload="activations", offload_tokens=0.5).offload_tokens == 0.5
 
 
-@pytest.mark.parametrize("stages", [1, 2])
-def test_optimizer_state_is_in_one_hosts_memory(stages: int) -> None:
+def test_optimizer_state_is_in_one_hosts_memory() -> None:
     memory, others = TrainingMemory(offload="optimizer"), (ExchangeOverlap(), Experts())
-    parts = Recompute("none"), memory, Parallel(1, stages), *others
-    assert TrainingStrategy(Sharding("zero2"), *parts).memory == memory
-    with pytest.raises(ValueError, match=r"^memory.offload is optimizer with sharding none; .* zero2 or zero3$"):
-        TrainingStrategy(Sharding("none"), *parts)
+    assert memory.check_offload("none", 1, "zero2") is None
+    assert TrainingStrategy(Sharding("zero1"), Recompute("none"), memory, Parallel(1, 2), *others).memory == memory
+    told = r"^memory.offload is optimizer with sharding none; .* zero2 or zero3$"
+    with pytest.raises(ValueError, match=told):
+        TrainingStrategy(Sharding("none"), Recompute("none"), memory, Parallel(), *others)
+
+
+@pytest.mark.parametrize(
+    ("memory", "told"),
+    [
+        ({"parameter_layers": 2}, r"parameter_layers is 2 with .* 2; all layers have to be on all GPUs"),
+        ({"offload": "optimizer", "optimizer_layers": "auto"}, r"optimizer_layers is auto with .* 2; numbers of least"),
+    ],
+)
+def test_what_rests_on_hosts_in_no_stages(memory: dict[str, Any], told: str) -> None:
+    parts = Sharding("zero3"), Recompute("none"), TrainingMemory(**memory)
+    assert TrainingStrategy(*parts, Parallel(), ExchangeOverlap(), Experts()).parallel.pipeline_parallel == 1
+    with pytest.raises(ValueError, match=rf"^memory\.{told}"):
+        TrainingStrategy(*parts, Parallel(1, 2), ExchangeOverlap(), Experts())
 
 
 @pytest.mark.parametrize("memory", [TrainingMemory(64), TrainingMemory("whole", 64)])

@@ -15,6 +15,23 @@ from zbench.run.parts import Parts, resolved
 from zbench.run.settings import Settings
 from zbench.run.summary import about_words
 
+
+def parts_of(*words: str) -> tuple[Parts, dict[str, Any]]:
+    """The parts of a run, and its configuration."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("config", list(words))
+    return Parts.of(config, Settings.of(config)), resolved(config)
+
+
+def said(words: list[str], folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a small run says, its lines joined."""
+    small = ["cluster=a800_2x8", "model=llama_3b", "steps=1", "tokens_per_gpu=512", "baseline=null", "tracker=none"]
+    patch.chdir(folder)
+    patch.setattr(sys, "argv", ["zbench", *words, *small, "out=r.jsonl"])
+    assert __main__.main() == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
 PUBLISHED = {"wait": "published", "run_ahead": "published", "padding": "published"}
 
 
@@ -57,11 +74,7 @@ def test_measured_runs_say_which_waits_of_plans_nobody_did(system: dict[str, Any
 def test_systems_that_plan_without_pipelines_of_their_own_say_so(
     words: list[str], told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = ["cluster=a800_2x8", "model=llama_3b", "steps=1", "tokens_per_gpu=512", "baseline=null", "tracker=none"]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["zbench", *words, *small, "out=r.jsonl"])
-    assert __main__.main() == 0
-    assert ("plans without pipelines of its own" in " ".join(capsys.readouterr().out.split())) == told
+    assert ("plans without pipelines of its own" in said(words, tmp_path, monkeypatch, capsys)) == told
 
 
 @pytest.mark.parametrize(
@@ -76,13 +89,9 @@ def test_systems_that_plan_without_pipelines_of_their_own_say_so(
 def test_pipelines_of_a_plan_s_own_say_what_they_keep(
     words: list[str], told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = ["cluster=a800_2x8", "model=llama_3b", "steps=1", "tokens_per_gpu=512", "baseline=null", "tracker=none"]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["zbench", *words, *small, "out=r.jsonl"])
-    assert __main__.main() == 0
-    said = " ".join(capsys.readouterr().out.split())
     sharding = "zero2" if "sharding=zero2" in words else "zero3"
-    assert (f"keep parameters and gradients for a step; sharding={sharding} is as zero1 with them." in said) == told
+    line = f"keep parameters and gradients for a step; sharding={sharding} is as zero1 with them."
+    assert (line in said(words, tmp_path, monkeypatch, capsys)) == told
 
 
 @pytest.mark.parametrize(
@@ -96,14 +105,12 @@ def test_pipelines_of_a_plan_s_own_say_what_they_keep(
     ],
 )
 def test_two_levels_inside_a_node_are_told_as_one(words: list[str], told: bool) -> None:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        small = ["cluster=local_2x2", "model=tiny", "model.num_experts=4", "parallel.expert_parallel=2", *words]
-        config = compose("config", small)
-    parts = Parts.of(config, Settings.of(config))
-    start: Any = {"config": resolved(config) | {"choices": {"executor": "simulated"}}, "facts": parts.facts()}
+    small = ["cluster=local_2x2", "model=tiny", "model.num_experts=4", "parallel.expert_parallel=2", *words]
+    parts, config = parts_of(*small)
+    start: Any = {"config": config | {"choices": {"executor": "simulated"}}, "facts": parts.facts()}
     own: Any = SimpleNamespace(start=start, system=object(), parts=SimpleNamespace(pipelines=False))
-    said = f"{words[0]}: each group's 2 GPUs of experts are in one node of 2, so rows go as with flat."
-    assert (said in about_words(own, parts, [])) == told
+    line = f"{words[0]}: each group's 2 GPUs of experts are in one node of 2, so rows go as with flat."
+    assert (line in about_words(own, parts, [])) == told
 
 
 CHOSEN = {"model": {"tensor_parallel": 1, "pipeline_parallel": 4}, "words": "tensor parallelism 1, 4 stages"}
@@ -119,11 +126,9 @@ CHOSEN = {"model": {"tensor_parallel": 1, "pipeline_parallel": 4}, "words": "ten
     ],
 )
 def test_a_system_that_chooses_other_degrees_than_the_run_s_says_so(parallel: dict[str, int], told: list[str]) -> None:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", ["cluster=local_2x2", "model=tiny"])
-    parts = Parts.of(config, Settings.of(config))
+    parts, config = parts_of("cluster=local_2x2", "model=tiny")
     choices = {"choices": {"executor": "simulated", "system": "static_best"}, "changes": {}, "parallel": parallel}
-    start: Any = {"config": resolved(config) | choices, "facts": parts.facts(), "chosen": CHOSEN}
+    start: Any = {"config": config | choices, "facts": parts.facts(), "chosen": CHOSEN}
     own: Any = SimpleNamespace(start=start, system=object(), parts=parts)
     lines = [line for line in about_words(own, parts, [SimpleNamespace(start=start)]) if "itself" in line]
     for line, words in zip(lines, told, strict=True):
@@ -135,15 +140,13 @@ def test_a_system_that_chooses_other_degrees_than_the_run_s_says_so(parallel: di
 def test_a_run_says_so_where_none_of_its_open_numbers_fits(room: str, told: bool) -> None:
     words = ["cluster=h100_4x8", "model=llama3_8b", "recompute=full", "memory=zero_offload", "sharding=zero3"]
     words += ["memory.optimizer_layers=auto", "recompute.layers=auto", f"cluster.device.memory_bytes={room}"]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", words)
-    parts = Parts.of(config, Settings.of(config))
+    parts, _ = parts_of(*words)
     assert parts.nothing_fits == told == ("chosen_layers_fit" in parts.facts())
-    said = (
+    line = (
         "recompute.layers=auto and memory.optimizer_layers=auto: the first batch, even on all GPUs, fits with no "
         "number of layers, so 32 layers are recomputed and optimizer state of 32 layers is on hosts"
     )
-    assert [line.partition(";")[0] for line in open_words(parts)] == [said] * told
+    assert [one.partition(";")[0] for one in open_words(parts)] == [line] * told
     if told:
         least = replace(parts, cost=parts.cost_of(parts.cluster, replace(parts.model, num_layers=10_000)))
         with pytest.raises(ValueError, match=r"^model is llama3_8b; .* or another model \(recompute\.layers=auto and"):
@@ -152,9 +155,7 @@ def test_a_run_says_so_where_none_of_its_open_numbers_fits(room: str, told: bool
 
 def test_plans_with_pipelines_take_no_open_number_of_recomputed_layers() -> None:
     words = ["cluster=a800_4x8", "model=llama_7b", "sharding=zero1", "tokens_per_gpu=12288", "workload=github"]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", [*words, "recompute=full", "recompute.layers=auto"])
-    parts = Parts.of(config, Settings.of(config))
+    parts, _ = parts_of(*words, "recompute=full", "recompute.layers=auto")
     some: Any = parts.model.recompute_layers
     assert 0 < some < parts.model.num_layers
     pipelined: Any = SimpleNamespace(pipelines=object())

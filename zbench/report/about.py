@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -9,7 +10,7 @@ from zbench.describe.batch import Batch
 from zbench.plans.plan import Plan
 from zbench.simulated.executor import Simulated
 from zbench.step.passes.parts import PlanParts
-from zbench.step.template import Step
+from zbench.step.template import Step, Template
 from zbench.trace.file import Event
 from zbench.trace.named import TokenLists, token_lists
 
@@ -49,12 +50,16 @@ class TokenBlocks:
         args = event["args"]
         if self.step is None or args.get("operation", -1) < 0:
             return []
-        wanted = args["template"], args["micro_batch"]
-        for template in self.step.templates:
-            if (template.name, template.layout) == wanted and args["operation"] < len(template.operations):
-                row = template.operations.table[args["operation"]].tolist()
-                return self.what(template.layout, token_lists(self.step.layouts[template.layout], row))
-        return []
+        template = self._templates.get((args["template"], args["micro_batch"]))
+        if template is None or args["operation"] >= len(template.operations):
+            return []
+        row = template.operations.table[args["operation"]].tolist()
+        return self.what(template.layout, token_lists(self.step.layouts[template.layout], row))
+
+    @cached_property
+    def _templates(self) -> dict[tuple[str, int], Template]:
+        """The step's templates by their names and layouts."""
+        return {} if self.step is None else {(one.name, one.layout): one for one in self.step.templates}
 
     def _blocks(self, layout: int, parts: tuple[int, ...]) -> Blocks:
         if (layout, parts) not in self._known:

@@ -20,7 +20,7 @@ from zbench.describe.strategies.step_strategy import StepStrategy
 from zbench.describe.strategies.training_strategy import TrainingStrategy
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.describe.worlds import NOMINAL, Machine, World
-from zbench.interfaces.abilities import HasContextLimit, SavesCheckpoints, TracesSteps
+from zbench.interfaces.abilities import HasContextLimit, SavesCheckpoints
 from zbench.interfaces.dealt import undealt
 from zbench.interfaces.protocols import Executor, System, Tracker, Workload
 from zbench.record.words import link_words
@@ -118,7 +118,7 @@ class Parts:
         seen = cost
         if settings.planners_see == NOMINAL:
             seen = make_cost(nominal.cluster, nominal.model, *have).routed_by(*drawn)
-        _check_clock(settings, config, simulated)
+        settings.check_clock(config, simulated)
         training = {} if simulated else {"workload": workload, "check": settings.check, "resume": settings.resume}
         whole = of_whole_step(strategy, whole_steps)
         executor = make_part(make, config, "executor", cost=cost, **training, **whole)
@@ -129,26 +129,26 @@ class Parts:
         expect("workload", workload, "batch")
         expect("executor", executor, "step")
         expect("tracker", tracker, "log")
-        _check_executor(settings, executor)
+        settings.check_executor(executor)
         return Parts(
-            world,
-            nominal,
-            cluster,
-            model,
-            cost,
-            seen,
-            workload,
-            executor,
-            tracker,
-            simulated,
-            pipelines,
-            tokens,
-            settings.free_groups,
-            strategy.sync,
-            strategy.job,
-            choice,
-            open_layers,
-            not fits,
+            world=world,
+            nominal=nominal,
+            cluster=cluster,
+            model=model,
+            cost=cost,
+            seen=seen,
+            workload=workload,
+            executor=executor,
+            tracker=tracker,
+            simulated=simulated,
+            pipelines=pipelines,
+            tokens=tokens,
+            free=settings.free_groups,
+            sync=strategy.sync,
+            job=strategy.job,
+            layer_choice=choice,
+            open_layers=open_layers,
+            nothing_fits=not fits,
         )
 
     @property
@@ -236,35 +236,6 @@ class Parts:
         covers."""
         parts = (self.cluster, self.model, self.world, self.executor, undealt(system))
         return self.simulated and all(type(part).__module__.partition(".")[0] == "zbench" for part in parts)
-
-
-def _check_clock(settings: Settings, config: Mapping[str, Any], simulated: bool) -> None:
-    """Raises ValueError where a setting is of executors that are simulated, or of those that are not, and this one is
-    of the other kind."""
-    if settings.planners_see != "world" and not simulated:
-        raise ValueError(
-            f"planners_see is {settings.planners_see}; only executor=simulated plays another machine than "
-            "planners know, and what is measured takes planners_see=world"
-        )
-    if settings.free_groups and not simulated:
-        free = list(settings.free_groups)
-        raise ValueError(f"free_groups is {free}; only with executor=simulated does a system choose them")
-    for name in ("check", "resume"):
-        if getattr(settings, name) and simulated:
-            raise ValueError(f"{name} is {config[name]}; it needs an executor that trains, as in executor=torch")
-
-
-def _check_executor(settings: Settings, executor: Any) -> None:
-    """Raises ValueError where an executor cannot do what the settings ask of it."""
-    if settings.resume and executor.first_step >= settings.steps:
-        raise ValueError(
-            f"steps is {settings.steps}; resume={settings.resume} goes on with step {executor.first_step}, counted "
-            f"from 0, so it takes at least {executor.first_step + 1}"
-        )
-    if settings.trace is not None and not isinstance(executor, TracesSteps):
-        raise ValueError(
-            f"trace is {settings.trace}; the run's executor traces no steps, executor=simulated and those that train do"
-        )
 
 
 def _machine(

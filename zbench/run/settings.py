@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.describe.mask import Mask
 from zbench.describe.worlds import NOMINAL
+from zbench.interfaces.abilities import TracesSteps
 from zbench.run.fastest import FREE
 
 PRECISIONS = {"exact": 8, "float32": 4}  # bytes of an element: what these checks compute in
@@ -68,3 +69,30 @@ class Settings:
         free = given["free_groups"]
         given["free_groups"] = tuple(free) if isinstance(free, list) or OmegaConf.is_list(free) else (str(free),)
         return Settings(**given)
+
+    def check_clock(self, config: Mapping[str, Any], simulated: bool) -> None:
+        """Raises ValueError where a setting is of executors that are simulated, or of those that are not, and this one
+        is of the other kind."""
+        if self.planners_see != "world" and not simulated:
+            raise ValueError(
+                f"planners_see is {self.planners_see}; only executor=simulated plays another machine than planners "
+                "know, and what is measured takes planners_see=world"
+            )
+        if self.free_groups and not simulated:
+            free = list(self.free_groups)
+            raise ValueError(f"free_groups is {free}; only with executor=simulated does a system choose them")
+        for name in ("check", "resume"):
+            if getattr(self, name) and simulated:
+                raise ValueError(f"{name} is {config[name]}; it needs an executor that trains, as in executor=torch")
+
+    def check_executor(self, executor: Any) -> None:
+        """Raises ValueError where an executor cannot do what the settings ask of it."""
+        if self.resume and executor.first_step >= self.steps:
+            raise ValueError(
+                f"steps is {self.steps}; resume={self.resume} goes on with step {executor.first_step}, counted from 0, "
+                f"so it takes at least {executor.first_step + 1}"
+            )
+        if self.trace is not None and not isinstance(executor, TracesSteps):
+            raise ValueError(
+                f"trace is {self.trace}; the run's executor traces no steps, executor=simulated and those that train do"
+            )

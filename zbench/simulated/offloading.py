@@ -68,21 +68,24 @@ def planned_on_hosts(made: Callable[[Cost], System], cost: Cost) -> System:
 
 
 def _with_layers(cost: Cost, count: int) -> Cost:
-    """Returns the cost model of so many layers on hosts at most, of GPUs and of groups."""
-    single = None if cost.single is None else _with_layers(cost.single, count)
-    return replace(cost, model=cost.model.offloading(count), single=single)
+    """Returns the cost model of so many layers on hosts at most."""
+    return _changed(cost, lambda one: replace(one, model=one.model.offloading(count)))
 
 
 def _with_half(cost: Cost) -> Cost:
-    """Returns the cost model of half of the tokens on hosts, of GPUs and of groups."""
-    single = None if cost.single is None else _with_half(cost.single)
-    return replace(cost, model=replace(cost.model, offload_tokens=0.5), single=single)
+    """Returns the cost model of half of the tokens on hosts."""
+    return _changed(cost, lambda one: replace(one, model=replace(one.model, offload_tokens=0.5)))
 
 
 def _unpriced(cost: Cost) -> Cost:
-    """Returns the cost model that does not wait for copies, of GPUs and of groups."""
-    single = None if cost.single is None else _unpriced(cost.single)
-    return replace(cost, waits_for_hosts=False, single=single)
+    """Returns the cost model that does not wait for copies."""
+    return _changed(cost, lambda one: replace(one, waits_for_hosts=False))
+
+
+def _changed(cost: Cost, change: Callable[[Cost], Cost]) -> Cost:
+    """Returns a cost model with a change, of GPUs and of groups."""
+    single = None if cost.single is None else _changed(cost.single, change)
+    return replace(change(cost), single=single)
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,12 +81,10 @@ def chosen_steps(
 ) -> ChosenSteps:
     """Returns the steps of a batch. schedule: of experts. adaptive: whether what is recomputed is open. steps: of the
     run; cost: of GPUs."""
-    again = None
+    again, drawn = None, cost.routed_by(cost.experts, (batch.seed, batch.step))
     if steps.model.offload_layers == FEWEST:
-        drawn = cost.routed_by(cost.experts, (batch.seed, batch.step))
         steps = steps.with_offloaded(chosen_offload(plans, drawn, steps.tensor_parallel, steps.stages))
     if steps.model.offload_tokens == FEWEST and plans[0].pipelines is None:
-        drawn = cost.routed_by(cost.experts, (batch.seed, batch.step))
         steps = steps.with_shares(chosen_shares(plans, drawn, steps.tensor_parallel, steps.stages))
     if adaptive:
         first = steps.with_slices(TRIED[0]) if steps.overlap.exchanges.is_open else steps

@@ -65,8 +65,8 @@ def least_shares(plan: Plan, cost: Cost) -> Floats:
 
 
 def with_fewest(plan: Plan, cost: Cost) -> Cost:
-    """Returns the cost model of a micro-batch: with as few layers on hosts as it fits with, where their number is open;
-    else as it is."""
-    if not (cost.model.layers_on_hosts and cost.model.offload_layers == FEWEST):
+    """Returns the cost model of a micro-batch: with as few layers on hosts as it fits with, where their number is open
+    and copies are waited for; else as it is."""
+    if not (cost.waits_for_hosts and cost.model.layers_on_hosts and cost.model.offload_layers == FEWEST):
         return cost
     return replace(cost, model=cost.model.offloading(fewest_of_plan(plan, cost)))

@@ -8,7 +8,7 @@ way, and nothing waits for them but the end of a step (zbench.simulated.host_lay
 kinds are means: of so many of a stage's layers, as if spread evenly.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.cost.memory.copies import kept_bytes
 from zbench.cost.memory.fewest import least_shares, with_fewest
-from zbench.cost.memory.moments import layer_kept_bytes
+from zbench.cost.memory.layer_bytes import layer_kept_bytes
 from zbench.cost.memory.shares import shares_of_ranks
 from zbench.cost.stage import Stage
 from zbench.describe.arrays import Floats
@@ -40,6 +40,9 @@ class LayerCopies(NamedTuple):
     def beyond(self, seconds: Floats) -> "LayerCopies":
         """Returns what is left of the copies after so many seconds of each rank."""
         return LayerCopies(tuple((share, np.maximum(each - seconds, 0.0)) for share, each in self.kinds))
+
+
+PassCopies = tuple[LayerCopies | None, LayerCopies | None]  # forward and backward, None where nothing is on hosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +106,33 @@ class HostCopies:
         return copies.waited(forward) + copies.waited(backward)
 
 
-def plan_copies(plan: Plan, cost: Cost) -> tuple[LayerCopies | None, LayerCopies | None]:
-    """Returns the copies of a plan's layers, (forward, backward), None where nothing is on hosts; of as few layers as
-    the plan fits with where their number is open, and of as few tokens where their share is. cost: of a stage, if
-    stages differ."""
-    copies = HostCopies.of(with_fewest(plan, cost)) if cost.waits_for_hosts else None
-    if copies is None:
-        return None, None
+def plan_copies(plan: Plan, cost: Cost) -> PassCopies:
+    """Returns the copies of a plan's layers, of a job's stage; of as few layers as the plan fits with where their
+    number is open, and of as few tokens where their share is."""
+    (found,) = _pass_copies(plan, cost, [with_fewest(plan, cost)])
+    return found
+
+
+def copies_of_stages(plan: Plan, cost: Cost) -> list[PassCopies]:
+    """Returns the `plan_copies` of every stage. cost: of the job, whose stages together tell whether a plan fits."""
+    chosen = with_fewest(plan, cost)
+    return _pass_copies(plan, cost, [chosen.of_stage(stage) for stage in range(cost.pp)])
+
+
+def _pass_copies(plan: Plan, cost: Cost, stages: Sequence[Cost]) -> list[PassCopies]:
+    """Returns the copies of each of some stages. cost: of the job; stages: with the layers that have something on
+    hosts."""
+    every = [HostCopies.of(stage) for stage in stages]
+    if all(one is None for one in every):
+        return [(None, None)] * len(every)
     share = cost.model.offload_tokens
     some = shares_of_ranks(plan, least_shares(plan, cost)) if share == FEWEST else 1.0
     tokens = np.asarray(some * plan.tokens_per_rank, np.float64)
     received = np.asarray((some if isinstance(share, str) else share) * kept_bytes(plan, cost), np.float64)
-    return copies.of_tokens(tokens, False, received), copies.of_tokens(tokens, True, received)
+    return [
+        (None, None) if one is None else (one.of_tokens(tokens, False, received), one.of_tokens(tokens, True, received))
+        for one in every
+    ]
 
 
 def waiting(cost: Cost, tokens: Ints | Floats, forward: Floats, backward: Floats) -> Floats | float:

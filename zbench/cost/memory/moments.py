@@ -13,17 +13,10 @@ from typing import NamedTuple
 
 from zbench.cost.cost import Cost
 from zbench.cost.loss import LEAST_CHUNK, logits_of_share, logits_of_token
+from zbench.cost.memory.layer_bytes import LayerBytes
 from zbench.cost.memory.lines import MomentLine
-from zbench.cost.memory.routed import ExpertRows
 from zbench.cost.memory.spread import RowSpread
 from zbench.cost.memory.state import WholeBytes
-from zbench.cost.recompute import (
-    again_activation_bytes,
-    chunk_activation_bytes,
-    chunk_gradient_bytes,
-    chunk_routed_bytes,
-    layer_activation_bytes,
-)
 from zbench.describe.exchanges import ASYNC_TP, NONE, RING, SLICED
 from zbench.describe.model import AUTO, WHOLE
 
@@ -64,44 +57,6 @@ class StageMoments:
         )
 
 
-class _Layer(NamedTuple):
-    """Bytes a token on a rank. layer: a layer keeps without recomputation. own: of its share of a hidden state. whole:
-    of one that is not cut, of every GPU that a rank stands for. q, kv: of attention's inputs. ffn: a column's worth of
-    the feed-forward, of which it has three. rows: what is sent to experts, and kept; gradients: of rows one way;
-    relayed: of rows that are on their way to the GPUs over which an expert is cut. shared: the share of columns that
-    shared experts have. gathers: whether what the feed-forward computes with is whole on every GPU of a group, as it is
-    but for experts that tokens choose. passing: gradients of rows that are on their way beside all others, where that
-    is a moment of its own. again: what recomputation of the feed-forward makes again. fixed: bytes of a layer, however
-    many tokens it has; counts: bytes of numbers of rows, which stay though the layer is made again, however many tokens
-    it has and of each. By chunks of tokens, beside what is kept: chunk_again, what is made again for a chunk, by
-    recomputation that makes some of it again; chunk_gradients, at its fullest moment; late, both of rows that go with
-    the last chunk."""
-
-    layer: float
-    own: float
-    whole: float
-    q: float
-    kv: float
-    ffn: float
-    rows: float = 0.0
-    gradients: float = 0.0
-    relayed: float = 0.0
-    shared: float = 0.0
-    gathers: bool = True
-    passing: float = 0.0
-    again: float = 0.0
-    fixed: float = 0.0
-    counts: tuple[float, float] = (0.0, 0.0)
-    chunk_again: float = 0.0
-    chunk_gradients: float = 0.0
-    late: float = 0.0
-
-    @property
-    def other(self) -> float:
-        """The bytes of a whole hidden state that other ranks have too."""
-        return self.whole - self.own
-
-
 def stage_moments(
     cost: Cost, shape: tuple[int, int], layers: int, recomputed: int, state: float, whole: WholeBytes
 ) -> StageMoments:
@@ -111,9 +66,9 @@ def stage_moments(
     of parameters and gradients. Kv heads that are replicated are counted.
     """
     model, (tp, pp) = cost.model, shape
-    of, rest, is_full = _layer(cost, tp), layers - recomputed, model.recompute == "full"
+    of, rest, is_full = LayerBytes.of(cost, tp), layers - recomputed, model.recompute == "full"
     spread = RowSpread.of(cost)
-    kept_again = of.own + of.counts[1] if is_full else of.layer - of.again  # what a layer keeps that is recomputed
+    kept_again = of.kept_recomputed(model.recompute)
     here = layers - model.offloaded_layers(layers)  # the last layers, of which nothing waits on hosts
     stay, stay_again = min(rest, here), max(here - rest, 0)
     early = of.own if pp > 1 else 0.0  # an input of the next micro-batch is there already
@@ -148,15 +103,6 @@ def stage_moments(
     return StageMoments(state, kept, received, kept_spread, fixed, tuple(at_work), at_loss, tuple(at_table))
 
 
-def layer_kept_bytes(cost: Cost, tp: int) -> tuple[float, float]:
-    """Returns the bytes of a token that a layer keeps on a rank of a stage of so many, (as it is, recomputed); of
-    layers whose inputs alone are on hosts, these."""
-    of, model = _layer(cost, tp), cost.model
-    if model.layers_on_hosts and not model.activations_on_hosts:
-        return of.own, of.own
-    return of.layer, of.own + of.counts[1] if model.recompute == "full" else of.layer - of.again
-
-
 class _Kept(NamedTuple):
     """What a layer keeps: bytes of a token, of rows that are spread, and however many tokens; received: whether q and
     kv that it received are kept."""
@@ -186,40 +132,8 @@ def _spread(lines: list[MomentLine], spread: RowSpread, more: float) -> list[Mom
     return [line._replace(spread=size) for line, size in zip(lines, at, strict=True)]
 
 
-def _layer(cost: Cost, tp: int) -> _Layer:
-    model, e = cost.model, cost.model.element_bytes
-    copies = max(tp - model.num_kv_heads, 0) / tp  # k and v that this rank has and another has too
-    more = 2 * copies * model.head_dim * e
-    q, kv = (e * model.head_dim * heads / tp for heads in (model.num_heads, 2 * model.num_kv_heads))
-    of = ExpertRows.of(cost)
-    wider = of.more_columns(model)
-    hidden, columns = e * model.hidden, (e * model.active_ffn + wider) / tp
-    sizes = hidden / tp, hidden * cost.tp, q, kv + more, columns
-    again = (again_activation_bytes(model) + 3 * wider) / tp
-    fixed, counts = cost.tp * of.fixed_bytes(model, cost.expert_cut), (of.counts, of.counts_of_chunks)
-    if model.num_experts == 1 or model.mlp_chunk_tokens != WHOLE:  # where they are a chunk's they are counted there
-        # An expert that is cut has its rows on each of its GPUs.
-        routed, others = of.chunk_kept_bytes(model), cost.expert_cut - 1
-        sent = routed - chunk_routed_bytes(model)
-        layer = (layer_activation_bytes(model) + 3 * wider + sent) / tp + more + others * routed / tp
-        is_full, made = model.recompute == "full", float(chunk_activation_bytes(model))
-        made += 3 * wider if made else 0.0
-        chunk_again = (made + sent * is_full) / tp + is_full * others * routed / tp
-        gradients = (chunk_gradient_bytes(model, of.experts) + 2 * others * routed) / tp
-        late = of.late * e * (5 * model.ffn_hidden + (2 + is_full) * cost.expert_cut * model.hidden) / tp
-        found = _Layer(layer, *sizes, again=again, fixed=fixed, counts=counts)
-        return found._replace(chunk_again=chunk_again, chunk_gradients=gradients, late=late)
-    rows = of.kept_bytes(model) / tp
-    layer = (layer_activation_bytes(model) + 3 * wider) / tp + more + rows
-    gradients = of.rows * (hidden + of.shares) / tp
-    relayed = gradients / cost.expert_cut if of.relayed else 0.0
-    passing = gradients / of.passing if of.passing else 0.0
-    shared = model.shared_experts / (model.shared_experts + of.experts)
-    return _Layer(layer, *sizes, rows, gradients, relayed, shared, shared > 0, passing, again, fixed, counts)
-
-
 def _backward(
-    cost: Cost, of: _Layer, tp: int, whole: WholeBytes, beside: tuple[float, int, int], early: float
+    cost: Cost, of: LayerBytes, tp: int, whole: WholeBytes, beside: tuple[float, int, int], early: float
 ) -> list[MomentLine]:
     """Returns the moments of a layer's backward. beside: bytes of a token that are there beside what is kept, before
     the backward begins, layers' received q and kv likewise, and hidden states that are whole since they were made
@@ -266,7 +180,7 @@ def _backward(
     ]
 
 
-def _beside_matmuls(cost: Cost, of: _Layer) -> float:
+def _beside_matmuls(cost: Cost, of: LayerBytes) -> float:
     """Returns the bytes of a token that there are at the halves of a dense feed-forward's backward where exchanges go
     beside matmuls, in place of gradients of a half and what came back: that is whole until gradients of parameters have
     read it, and there are partial sums. By async_tp gates and products are of all tokens, and so are their gradients;
@@ -286,16 +200,15 @@ def _beside_matmuls(cost: Cost, of: _Layer) -> float:
 
 def loss_lines(cost: Cost) -> tuple[MomentLine, ...]:
     """Returns the moments of the loss beside what layers keep, where parameters and gradients are not cut."""
-    return _loss(cost, _layer(cost, 1), 1, 0.0)
+    return _loss(cost, LayerBytes.of(cost, 1), 1, 0.0)
 
 
-def _loss(cost: Cost, of: _Layer, tp: int, whole: float) -> tuple[MomentLine, ...]:
+def _loss(cost: Cost, of: LayerBytes, tp: int, whole: float) -> tuple[MomentLine, ...]:
     """Returns the moments of the loss: logits, the norm's output and its gradient, both whole on every rank, the last
     layer's output and two sums a token.
 
     By chunks of a number of tokens, the norm's output and its gradient are of a chunk as well, but for what a group
-    gathers. By AUTO's there are
-    logits of a share of the tokens, or of LEAST_CHUNK, whichever are more.
+    gathers. By AUTO's there are logits of a share of the tokens, or of LEAST_CHUNK, whichever are more.
     """
     model, states = cost.model, 2 * of.whole
     there, logits = of.own + 2 * model.lse_bytes, logits_of_token(model, 1 / tp)

@@ -34,6 +34,7 @@ def moments_of_share(sent: StageMoments, others: StageMoments, share: float) -> 
         fixed=of(sent.fixed, others.fixed),
         at_work=tuple(map(line, sent.at_work, others.at_work)),
         at_loss=tuple(map(line, sent.at_loss, others.at_loss)),
+        at_table=tuple(map(line, sent.at_table, others.at_table)),
     )
 
 

@@ -179,8 +179,7 @@ class SteppingRank:
 
     def _run(self, prepared: PreparedStep, where: str, number: int | None, noted: bool = False) -> Ran:
         """Runs a step from a barrier on; where its strategy is another one than that of the step before, parameters and
-        optimizer state move first. number: of the step, None where it is not recorded.
-        noted: as of `step`."""
+        optimizer state move first. number: of the step, None where it is not recorded. noted: as of `step`."""
         assert self.resting is not None, "parameters are drawn before the first step"
         messages, after = self.runner.machine.messages, Resting.before(prepared)
         moving = changed(self.resting, after)

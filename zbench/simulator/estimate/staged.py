@@ -19,7 +19,7 @@ import numpy as np
 
 from zbench.cost.collective import Sharing
 from zbench.cost.cost import Cost
-from zbench.cost.memory.host_copies import LayerCopies, plan_copies
+from zbench.cost.memory.host_copies import LayerCopies, copies_of_stages
 from zbench.describe.arrays import Floats
 from zbench.plans.plan import Plan
 from zbench.simulator.estimate.layers import ClockState, Layers, RankSeconds
@@ -72,6 +72,7 @@ def run(plans: Sequence[Plan], parts: Sequence[Programs], cost: Cost, sharing: S
     stages = [ClockState.zero(cost.cluster) for _ in range(cost.pp)]
     made = np.zeros((2, cost.pp, count, ranks))  # when a rank's forward, or backward, of a micro-batch is done
     hops = [hop_seconds(plan, cost) for plan in plans]
+    copies = [copies_of_stages(plan, cost) for plan in plans]
     for stage, backward, micro in turns(cost.pp, count):
         state, plan = stages[stage], plans[micro]
         has = plan.tokens_per_rank > 0
@@ -84,7 +85,7 @@ def run(plans: Sequence[Plan], parts: Sequence[Programs], cost: Cost, sharing: S
             state.ready = state.ready + idle + late
         begin = state.ready
         own = cost.of_stage(stage)
-        played = _play(state, plan, parts[micro], backward, own, plan_copies(plan, own)[int(backward)])
+        played = _play(state, plan, parts[micro], backward, own, copies[micro][stage][int(backward)])
         if sharing is not None and (sharing.of.reduced if backward else sharing.of.every_micro_batch):
             span = float(state.ready.max() - begin.max())
             shown = _shown(sharing, stage, backward, span, _carried(parts[micro], own)[int(backward)].busiest(cost))

@@ -151,6 +151,32 @@ class ProvenSteps:
                 "fewer stages, or memory.offload=none"
             )
 
+    def _check_pipelines(self) -> None:
+        """Refuses plans with pipelines of their own where the run has something that these cannot have."""
+        if self.tensor_parallel > 1 or self.stages > 1:
+            raise ValueError(
+                f"plans have pipelines, and the job has tensor parallelism {self.tensor_parallel} and {self.stages} "
+                f"stages of its own; executor={self.executor} takes plans with pipelines where both are 1"
+            )
+        model, overlap = self.model, self.overlap
+        for usual, given, has, key in (
+            (WHOLE.method, overlap.exchanges.method, "each with a tensor-parallel degree of its own", "overlap.method"),
+            (FLAT, overlap.collectives, "whose parameters stay for the step", "sharding.collectives"),
+            (NOWHERE, model.parameter_layers, "whose stages have some layers each", "memory.parameter_layers"),
+            (ALL_LAYERS, model.recompute_layers, "each with stages of its own", "recompute.layers"),
+            (ALL_LAYERS, model.offload_tokens, "each with micro-batches of its own", "memory.offload_tokens"),
+        ):
+            if given != usual:
+                raise ValueError(
+                    f"plans have pipelines, {has}; {key} is {bracketed(given)}, which takes {usual} with them"
+                )
+        if overlap != USUAL:
+            raise ValueError(
+                f"plans have pipelines, whose parameters are gathered before all else and whose gradients are reduced "
+                f"after all else; sharding.window is {overlap.window} and sharding.gradient_bucket "
+                f"{overlap.gradient_bucket}, which take {USUAL.window} and {USUAL.gradient_bucket} with them"
+            )
+
     @property
     def _of_model(self) -> str | SomeLayers:
         """The recomputation that the model has."""
@@ -204,42 +230,8 @@ class ProvenSteps:
         Raises:
             ValueError: plans have pipelines that this run cannot have, or for which the model cannot be cut.
         """
-        if plans[0].pipelines is not None and (self.tensor_parallel > 1 or self.stages > 1):
-            raise ValueError(
-                f"plans have pipelines, and the job has tensor parallelism {self.tensor_parallel} and {self.stages} "
-                f"stages of its own; executor={self.executor} takes plans with pipelines where both are 1"
-            )
-        if plans[0].pipelines is not None and self.overlap.exchanges != WHOLE:
-            raise ValueError(
-                f"plans have pipelines, each with a tensor-parallel degree of its own; overlap.method is "
-                f"{self.overlap.exchanges.method}, which takes {WHOLE.method} with them"
-            )
-        if plans[0].pipelines is not None and self.overlap.collectives != FLAT:
-            raise ValueError(
-                f"plans have pipelines, whose parameters stay for the step; sharding.collectives is "
-                f"{self.overlap.collectives}, which takes {FLAT} with them"
-            )
-        if plans[0].pipelines is not None and self.overlap != USUAL:
-            raise ValueError(
-                f"plans have pipelines, whose parameters are gathered before all else and whose gradients are reduced "
-                f"after all else; sharding.window is {self.overlap.window} and sharding.gradient_bucket "
-                f"{self.overlap.gradient_bucket}, which take {USUAL.window} and {USUAL.gradient_bucket} with them"
-            )
-        if plans[0].pipelines is not None and self.model.parameters_rest_on_hosts:
-            raise ValueError(
-                "plans have pipelines, whose stages have some layers each; memory.parameter_layers is "
-                f"{self.model.parameter_layers}, which takes none with them"
-            )
-        if plans[0].pipelines is not None and self.model.recompute_layers != ALL_LAYERS:
-            raise ValueError(
-                f"plans have pipelines, each with stages of its own; recompute.layers is "
-                f"{bracketed(self.model.recompute_layers)}, which takes {ALL_LAYERS} with them"
-            )
-        if plans[0].pipelines is not None and self.model.offload_tokens != ALL_LAYERS:
-            raise ValueError(
-                f"plans have pipelines, each with micro-batches of its own; memory.offload_tokens is "
-                f"{self.model.offload_tokens}, which takes {ALL_LAYERS} with them"
-            )
+        if plans[0].pipelines is not None:
+            self._check_pipelines()
         model, shares = self.model, self._shares(plans)
         zero, degree, experts = ZeroCut(zero_of(model), self.workers), self.tensor_parallel, self.experts.of(batch)
         again = self._of_model if self.recompute is None else self.recompute

@@ -21,7 +21,7 @@ class TokenChunk(NamedTuple):
 class TokenCuts(NamedTuple):
     """The cuts of a GPU's own tokens. slices: of about as many tokens each, and as many of each chunk. chunks: of each
     kind. by_area: whether GPUs have about as much attention of a block. shares: of each sequence of the plan the share
-    of its tokens that is sent to host memory, where they end (zbench.step.passes.memory.token_shares); (): none end."""
+    of its tokens that is sent to host memory, where they end (sent_tokens); (): none end."""
 
     slices: int = 1
     chunks: tuple[TokenChunk, ...] = ()
@@ -95,12 +95,9 @@ def sent_tokens(plan: Plan, degree: int, cuts: TokenCuts, parts: tuple[Ints, Int
     block, part, sizes = parts
     gpu = blocks.home[block] * degree + part
     order = np.lexsort((np.arange(len(gpu)), -share[block], gpu))
-    ends = np.cumsum(sizes[order])
-    before = (
-        ends
-        - sizes[order]
-        - np.concatenate([[0], np.cumsum(np.bincount(gpu, weights=sizes, minlength=gpus))])[gpu[order]].astype(np.int64)
-    )
+    every = np.bincount(gpu, weights=sizes, minlength=gpus).astype(np.int64)
+    of_others = np.cumsum(every) - every  # tokens of the GPUs before each
+    before = np.cumsum(sizes[order]) - sizes[order] - of_others[gpu[order]]
     found = np.empty(len(gpu), np.int64)
     found[order] = np.clip(count[gpu[order]] - before, 0, sizes[order])
     return found
