@@ -88,7 +88,9 @@ def test_the_degree_with_the_least_seconds_is_taken_and_no_fewer_micro_batches_t
     for seed in range(3):
         lengths = np.minimum(rng.lognormal(6.1, 1.4, 300).astype(np.int64) + 1, 50_000)
         batch = Batch(lengths, 0, seed)
-        plans = {degree: FlexSPBatchAda(COST, degree, "published").plan(batch) for degree in (8, 16, 32, 64, None)}
+        plans = {
+            degree: FlexSPBatchAda(COST, degree, "published").plan(batch) for degree in (1, 2, 4, 8, 16, 32, 64, None)
+        }
         charged = Collectives.of(COST).micro_batch_seconds
         seconds = {
             degree: sum(charged(float(plan.notes["objective_seconds"])) for plan in found)
