@@ -77,8 +77,8 @@ def test_a_cover_of_choices_has_each_for_every_system_that_can_have_it() -> None
 
 
 def test_choices_of_conf_are_those_that_a_job_can_have() -> None:
-    """Hosts' memory goes with clusters that have a link to it, with and without stages; experts are on every GPU, some on
-    each of a node, or cut over one."""
+    """Hosts' memory goes with clusters that have a link to it, with and without stages; experts are on every GPU, some
+    on each of a node, or cut over one."""
     names = ["ring"], ["tiny", "moe_8x550m", "llama_7b_pp4"], ["h100_4x8", "a800_2x8"]
     combinations = Combinations(64, 0, names)
     held_by, costs = combinations.strategy_choices, combinations.costs
