@@ -70,6 +70,7 @@ def test_systems_that_plan_without_pipelines_of_their_own_say_so(
         (["system=hydraulis", "sharding=zero2"], True),
         (["system=hydraulis"], True),
         (["system=hydraulis", "sharding=zero1"], False),
+        (["system=hydraulis", "sharding.collectives=hierarchical"], False),  # which has no pipelines of its own
         (["system=zeppelin"], False),
     ],
 )
