@@ -143,13 +143,15 @@ def test_a_run_says_what_its_open_numbers_came_to_and_where_none_fits(room: str,
     keys, state = "recompute.layers=auto and memory.optimizer_layers=auto", "has optimizer state of"
     if told:
         said = (
-            f"{keys}: the first batch, even on all GPUs, fits with no number of layers, so the run recomputes 32 layers "
-            f"and {state} 32 layers on hosts"
+            f"{keys}: the first batch, even on all GPUs, fits with no number of layers, so the run recomputes "
+            f"32 layers and {state} 32 layers on hosts"
         )
     else:
         found = parts.chosen_layers
-        assert 1 < found["optimizer"] < parts.model.num_layers and found["recomputed"] == 0
-        said = f"{keys}: by the first batch the run recomputes 0 layers and {state} {found['optimizer']} layers on hosts."
+        assert found["recomputed"] == 0
+        assert 1 < found["optimizer"] < parts.model.num_layers
+        on_hosts = f"{state} {found['optimizer']} layers on hosts"
+        said = f"{keys}: by the first batch the run recomputes 0 layers and {on_hosts}."
     assert [line.partition(";")[0] for line in open_words(parts)] == [said]
     assert open_words(replace(parts, open_layers=())) == []
     if told:
