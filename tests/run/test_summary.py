@@ -56,7 +56,7 @@ def test_measured_runs_say_which_waits_of_plans_nobody_did(system: dict[str, Any
     config = {"system": system, "choices": {"executor": "torch"}, "experts": {"dispatch": "flat"}}
     start = {"config": config, "facts": facts}
     own: Any = SimpleNamespace(start=start, system=object(), parts=SimpleNamespace(pipelines=False))
-    parts: Any = SimpleNamespace(simulated=simulated, executor=None, nothing_fits=False)
+    parts: Any = SimpleNamespace(simulated=simulated, executor=None, nothing_fits=False, open_layers=())
     found = [line for line in about_words(own, parts, []) if "no rank waits" in line]
     assert [line.startswith(told) for line in found] == ([True] if told else [])
 
@@ -83,6 +83,7 @@ def test_systems_that_plan_without_pipelines_of_their_own_say_so(
         (["system=hydraulis", "sharding=zero2"], True),
         (["system=hydraulis"], True),
         (["system=hydraulis", "sharding=zero1"], False),
+        (["system=hydraulis", "sharding.collectives=hierarchical"], False),  # which has no pipelines of its own
         (["system=zeppelin"], False),
     ],
 )
@@ -137,16 +138,25 @@ def test_a_system_that_chooses_other_degrees_than_the_run_s_says_so(parallel: di
 
 
 @pytest.mark.parametrize(("room", "told"), [("80GiB", False), ("2GiB", True)])
-def test_a_run_says_so_where_none_of_its_open_numbers_fits(room: str, told: bool) -> None:
+def test_a_run_says_what_its_open_numbers_came_to_and_where_none_fits(room: str, told: bool) -> None:
     words = ["cluster=h100_4x8", "model=llama3_8b", "recompute=full", "memory=zero_offload", "sharding=zero3"]
     words += ["memory.optimizer_layers=auto", "recompute.layers=auto", f"cluster.device.memory_bytes={room}"]
     parts, _ = parts_of(*words)
     assert parts.nothing_fits == told == ("chosen_layers_fit" in parts.facts())
-    line = (
-        "recompute.layers=auto and memory.optimizer_layers=auto: the first batch, even on all GPUs, fits with no "
-        "number of layers, so 32 layers are recomputed and optimizer state of 32 layers is on hosts"
-    )
-    assert [one.partition(";")[0] for one in open_words(parts)] == [line] * told
+    keys, state = "recompute.layers=auto and memory.optimizer_layers=auto", "has optimizer state of"
+    if told:
+        said = (
+            f"{keys}: the first batch, even on all GPUs, fits with no number of layers, so the run recomputes "
+            f"32 layers and {state} 32 layers on hosts"
+        )
+    else:
+        found = parts.chosen_layers
+        assert found["recomputed"] == 0
+        assert 1 < found["optimizer"] < parts.model.num_layers
+        on_hosts = f"{state} {found['optimizer']} layers on hosts"
+        said = f"{keys}: by the first batch the run recomputes 0 layers and {on_hosts}."
+    assert [line.partition(";")[0] for line in open_words(parts)] == [said]
+    assert open_words(replace(parts, open_layers=())) == []
     if told:
         least = replace(parts, cost=parts.cost_of(parts.cluster, replace(parts.model, num_layers=10_000)))
         with pytest.raises(ValueError, match=r"^model is llama3_8b; .* or another model \(recompute\.layers=auto and"):

@@ -5,15 +5,16 @@ from collections.abc import Sequence
 from zbench.cost.memory.needs import check_memory
 from zbench.describe.checks import CHOSEN
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS
+from zbench.describe.units import with_noun
 from zbench.plans.plan import Plan
 from zbench.run.parts import Parts
 from zbench.simulated.host_layers import RECOMPUTED
 
 _CAME_TO = {  # by key, what is chosen by it (zbench.simulated.host_layers.LayerCounts)
-    RECOMPUTED: ("recomputed", "{} layers are recomputed"),
-    "memory.parameter_layers": ("parameters", "parameters of {} layers are on hosts"),
-    "memory.optimizer_layers": ("optimizer", "optimizer state of {} layers is on hosts"),
-    "memory.carried_layers": ("carried", "gradients of {} layers wait for the next step"),
+    RECOMPUTED: ("recomputed", "recomputes {}"),
+    "memory.parameter_layers": ("parameters", "has parameters of {} on hosts"),
+    "memory.optimizer_layers": ("optimizer", "has optimizer state of {} on hosts"),
+    "memory.carried_layers": ("carried", "leaves gradients of {} to the next step"),
 }
 
 
@@ -26,23 +27,36 @@ def check_run_fits(parts: Parts) -> None:
     try:
         check_memory(parts.cost)
     except ValueError as error:
-        told = f" ({_came_to(parts)})" if parts.nothing_fits else ""
+        told = f" ({_without_room(parts)})" if parts.nothing_fits else ""
         raise ValueError(f"{error}{told}") from error
 
 
 def open_words(parts: Parts) -> list[str]:
-    """Says so where a batch fits with none of the numbers of layers that were open."""
-    if not parts.nothing_fits:
+    """Says what open numbers of layers came to, and so where a batch fits with none of them."""
+    if not parts.open_layers:
         return []
-    return [f"{_came_to(parts)}; where a system can, a batch goes in several micro-batches."]
+    if not parts.nothing_fits:
+        return [f"{_typed(parts)}: by the first batch the run {_came_to(parts)}."]
+    return [f"{_without_room(parts)}; where a system can, a batch goes in several micro-batches."]
+
+
+def _without_room(parts: Parts) -> str:
+    return (
+        f"{_typed(parts)}: the first batch, even on all GPUs, fits with no number of layers, so the run "
+        f"{_came_to(parts)}"
+    )
+
+
+def _typed(parts: Parts) -> str:
+    return " and ".join(f"{key}={CHOSEN}" for key in parts.open_layers)
 
 
 def _came_to(parts: Parts) -> str:
-    keys = " and ".join(f"{key}={CHOSEN}" for key in parts.open_layers)
-    told = [
-        words.format(parts.chosen_layers[name]) for key, (name, words) in _CAME_TO.items() if key in parts.open_layers
-    ]
-    return f"{keys}: the first batch, even on all GPUs, fits with no number of layers, so {' and '.join(told)}"
+    return " and ".join(
+        words.format(with_noun(parts.chosen_layers[name], "layer"))
+        for key, (name, words) in _CAME_TO.items()
+        if key in parts.open_layers
+    )
 
 
 def check_pipelines(name: str, parts: Parts, plans: Sequence[Plan]) -> None:

@@ -34,7 +34,9 @@ def about_words(own: RunCase, parts: Parts, done: Sequence[Run]) -> list[str]:
     chosen = [
         f"{label(run.start, 'system')}: {run.start['chosen']['words']}." for run in done if run.start.get("chosen")
     ]
-    chosen += _other_parallelism(done) + _without_pipelines(own) + _kept_for_the_step(done) + _in_one_level(own, parts)
+    chosen += (
+        _other_parallelism(done) + _without_pipelines(own) + _kept_for_the_step(own, done) + _in_one_level(own, parts)
+    )
     chosen += open_words(parts)
     if parts.simulated:
         return [f"SIMULATED on {where}. Nothing here was measured on hardware.", *chosen]
@@ -75,9 +77,11 @@ def _without_pipelines(own: RunCase) -> list[str]:
     ]
 
 
-def _kept_for_the_step(done: Sequence[Run]) -> list[str]:
+def _kept_for_the_step(own: RunCase, done: Sequence[Run]) -> list[str]:
     """Says so where a sharding would cut what pipelines of a plan's own keep whole, or let it go between
     micro-batches, of which each pipeline has its own number."""
+    if not own.parts.pipelines:
+        return []
     found = []
     for run in done:
         strategy = run.start["config"].get("sharding", {}).get("strategy")
