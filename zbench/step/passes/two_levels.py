@@ -3,6 +3,9 @@
 A gather over nodes x GPUs becomes one gather for each GPU of a node, among those of the same number in all nodes, of
 the shards at home there, and sends from these to their node's other GPUs; a reduction is the same turned round: moves
 inside the node, then a reduction among GPUs of the same number (Mikami et al. 2018, arXiv 1811.05233).
+
+Inside nodes they go in turns: in the first each GPU sends to the next one, then to the one after it. A port takes what
+is first in the order of a step, so one GPU's sends after another's would leave most ports waiting.
 """
 
 from dataclasses import dataclass, replace
@@ -83,6 +86,7 @@ class _Levels:
                         inside.append([SEND, op[1], *ends, *lists, *op[7:]])
                     elif first + other in adders:
                         inside.append([MOVE, op[1], *ends[::-1], *lists, *op[7:]])
+        inside.sort(key=lambda row: (row[3] - row[2]) % self.node)
         return between + inside if op[0] == GATHER else inside + between
 
     def _homes(self, op: list[int]) -> Ints | None:
