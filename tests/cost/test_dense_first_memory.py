@@ -15,7 +15,6 @@ from zbench.cost.memory.needs import memory_of, moments_of_stages
 from zbench.cost.memory.peak import peak_bytes
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
-from zbench.describe.overlap import StepOverlap
 from zbench.simulated.executor import Simulated
 from zbench.systems.local_packing import LocalPacking
 
@@ -24,7 +23,7 @@ ONE = small(4, 2, memory=4e12)
 CLUSTER = replace(ONE.cluster, **HOST)
 MODEL = replace(ONE.model, num_layers=8, hidden=512, num_heads=8, num_kv_heads=8, head_dim=64, ffn_hidden=128)
 MODEL = replace(MODEL, num_experts=16, experts_per_token=6, shared_experts=2, vocab=1000)
-FIRST = [(1, 8192), (1, 512), (3, 4096), (4, 2048)]  # dense layers, and the columns of their feed-forward
+FIRST = [(1, 8192), (1, 512), (3, 4096)]  # dense layers, and the columns of their feed-forward
 
 
 def cost_of(expert_gpus: int = 1, ahead: int = 1, **model: Any) -> Cost:
@@ -32,12 +31,12 @@ def cost_of(expert_gpus: int = 1, ahead: int = 1, **model: Any) -> Cost:
     return make_cost(CLUSTER, replace(MODEL, **model), False, True, expert_gpus, layers_ahead=ahead)
 
 
-def reckoned_and_found(cost: Cost, length: int, micro_batches: int = 8) -> tuple[Floats, Floats]:
+def reckoned_and_found(cost: Cost, length: int, micro_batches: int = 6) -> tuple[Floats, Floats]:
     """Bytes of every GPU, as planners have them and at the fullest moment of live ranges."""
     batch = Batch(np.full(micro_batches * cost.cluster.num_ranks, length), 0, 0)
     plans = LocalPacking(cost, pack_tokens=length).plan(batch)
     assert len(plans) == micro_batches
-    played = Simulated(cost, expert_parallel=cost.expert_gpus, overlap=StepOverlap(window=cost.layers_ahead))
+    played = Simulated(cost, expert_parallel=cost.expert_gpus, window=cost.layers_ahead)
     found = np.array(played.step(batch, plans).peak_bytes, np.float64)
     return np.repeat(peak_bytes(plans, cost) / cost.tp, cost.tp), found
 
@@ -47,7 +46,7 @@ def reckoned_and_found(cost: Cost, length: int, micro_batches: int = 8) -> tuple
 def test_stages_have_the_layers_that_they_have(stages: int, tp: int, dense: int, columns: int) -> None:
     """Equal stages of both kinds of layers, and of one: never less on any GPU, and of the fullest one to 4 %."""
     ways = list(product(("none", "zero1", "zero2", "zero3"), ("none", "selective", "full"), (256, 4096)))
-    for sharding, recompute, length in ways[FIRST.index((dense, columns)) % 2 :: 2]:
+    for sharding, recompute, length in ways[(FIRST.index((dense, columns)) + stages + tp) % 7 :: 7]:
         of: dict[str, Any] = {"sharding": sharding, "recompute": recompute, "tensor_parallel": tp}
         cost = cost_of(dense_layers=dense, dense_ffn_hidden=columns, pipeline_parallel=stages, **of)
         reckoned, found = reckoned_and_found(cost, length)
@@ -56,10 +55,10 @@ def test_stages_have_the_layers_that_they_have(stages: int, tp: int, dense: int,
 
 
 @pytest.mark.parametrize("expert_gpus", [1, 4])
-@pytest.mark.parametrize("ahead", [0, 2, 8])
+@pytest.mark.parametrize("ahead", [0, 3])
 def test_dense_layers_are_ahead_of_the_first_with_experts(ahead: int, expert_gpus: int) -> None:
     """With few tokens, where a dense layer has more parameters than a GPU's experts, or fewer."""
-    for (dense, columns), recompute in product(FIRST, ("none", "full")):
+    for (dense, columns), recompute in product(FIRST[::2], ("none", "full")):
         of: dict[str, Any] = {"sharding": "zero3", "recompute": recompute, "dense_layers": dense}
         cost = cost_of(expert_gpus, ahead, dense_ffn_hidden=columns, **of)
         reckoned, found = reckoned_and_found(cost, 128, 3)
@@ -70,11 +69,11 @@ def test_dense_layers_are_ahead_of_the_first_with_experts(ahead: int, expert_gpu
 @pytest.mark.parametrize(
     ("offload", "recompute"), [("inputs", "full"), ("activations", "none"), ("activations", "full")]
 )
-@pytest.mark.parametrize("layers", ["all", 1, 2])
+@pytest.mark.parametrize("layers", ["all", 2])
 @pytest.mark.parametrize("stages", [1, 2])
 def test_dense_layers_wait_on_hosts(stages: int, layers: int | str, offload: str, recompute: str) -> None:
     """The first ones do: never less, and to 4 %."""
-    for (dense, columns), sharding in product(FIRST, ("zero1", "zero3")):
+    for (dense, columns), sharding in zip(FIRST[::2], ("zero1", "zero3"), strict=True):
         of: dict[str, Any] = {"offload": offload, "offload_layers": layers, "recompute": recompute}
         of |= {"sharding": sharding, "pipeline_parallel": stages, "dense_layers": dense}
         reckoned, found = reckoned_and_found(cost_of(dense_ffn_hidden=columns, **of), 2048)
@@ -85,7 +84,7 @@ def test_dense_layers_wait_on_hosts(stages: int, layers: int | str, offload: str
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_some_layers_are_recomputed_and_stages_differ(recompute: str) -> None:
     """The first ones of each stage are recomputed, dense ones before others."""
-    for (dense, columns), again in product(FIRST, ((0, 2), (1, 1), (3, 0))):
+    for (dense, columns), again in product(FIRST[::2], ((0, 2), (3, 0))):
         of: dict[str, Any] = {"recompute": recompute, "recompute_layers": again, "stage_layers": (3, 5)}
         of |= {"sharding": "zero1", "pipeline_parallel": 2, "dense_layers": dense, "dense_ffn_hidden": columns}
         reckoned, found = reckoned_and_found(cost_of(**of), 2048)
