@@ -61,11 +61,14 @@ def moments_of_kinds(
     sent, again = sent - dense_sent, again - dense_again
     near = min(window, others - 1)
     late = part(0, others, again, sent, (near, min(window - near, layers.dense)))
-    first = part(0, 1, min(again, 1), min(sent, 1), (0, min(window, layers.dense)))
+    # The last layer that has as many dense ones ahead as there can be, with which most is gathered.
+    before = min(max(window - layers.dense, 0), others - 1)
+    count = before + 1
+    first = part(0, count, min(again, count), min(sent, count), (before, min(window - before, layers.dense)))
     early = part(1, layers.dense, dense_again, dense_sent, (min(window, layers.dense - 1), 0))
     brought = _brought(part(1, 1, min(dense_again, 1), 0, (0, 0)), dense_sent > 0)
     at_work = [_beside(line, late, first, brought) for line in first.at_work]
-    if others > 1:
+    if others > count:
         at_work += late.at_work
     at_work += [_beside(line, late, None) for line in early.at_work]
     return replace(

@@ -136,7 +136,8 @@ def stage_moments(
         lines = _spread(_backward(cost, of, tp, whole, (0.0, 0, 0), early), spread, 0.0)
         # A layer that comes back beside the last one; and this, where others of the stage stay.
         brought = int(layers > 1 > here - 1) if sent is None else max(min(2, layers) - here, 0)
-        at_work += [_beside_layers(line, every if rest > 1 else again, brought) for line in lines]
+        beside_it = again if rest == 1 and sent is None else every
+        at_work += [_beside_layers(line, beside_it, brought) for line in lines]
     if recomputed:  # the layers behind, which are not, have had their backward
         gathered = 2 if is_full else 1  # outputs of norms that are made again, and gathered
         beside = (of.layer - kept_again - stay * of.layer, is_full - stay, gathered)
