@@ -199,14 +199,12 @@ def test_state_on_hosts_is_not_on_gpus(offload: str, layers: int | str) -> None:
 @pytest.mark.parametrize("layers", ["all", 3, 2])
 @pytest.mark.parametrize("sharding", ["zero1", "zero3"])
 def test_state_of_dense_layers_before_others(sharding: str, layers: int | str) -> None:
-    """Never less, and hardly further from live ranges than with all state on GPUs, of four layers of which the first is
-    dense."""
+    """Never less, and to 0.6 %, of four layers of which the first is dense."""
     one = small(1, 4, memory=400e9)
     of = replace(one.model, num_layers=4, hidden=512, num_heads=8, num_kv_heads=8, head_dim=64, ffn_hidden=128)
     of = replace(of, num_experts=16, experts_per_token=6, shared_experts=2, dense_layers=1, dense_ffn_hidden=1024)
     hosts = replace(of, vocab=1000, offload="optimizer", sharding=sharding, optimizer_layers=layers)
     for groups in (1, 4):
-        over = list[int]()
         for model in (hosts, replace(hosts, offload="none", optimizer_layers="all")):
             cost = replace(one, model=model, cluster=replace(one.cluster, **HOST), expert_gpus=groups)
             batch = Batch(np.full(12, 2048), 0, 0)
@@ -214,5 +212,4 @@ def test_state_of_dense_layers_before_others(sharding: str, layers: int | str) -
             found = np.array(Simulated(cost, expert_parallel=groups).step(batch, plans).peak_bytes)
             reckoned = peak_bytes(plans, cost)
             assert (found <= reckoned).all()
-            over.append(int(reckoned.max() - found.max()))
-        assert over[0] <= 1.05 * over[1]
+            assert found.max() >= 0.994 * reckoned.max()

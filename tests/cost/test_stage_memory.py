@@ -153,6 +153,19 @@ def test_a_large_table_is_whole_while_others_are_under_way(recompute: str, shard
     assert fullest == {True, False}
 
 
+@pytest.mark.parametrize("sharding", ["zero2", "zero3"])
+@pytest.mark.parametrize(("tp", "stages"), [(4, 2), (8, 1)])
+def test_one_group_has_a_slice_of_the_tables_gradient_each(tp: int, stages: int, sharding: str) -> None:
+    """A group that is all of a job, or of a stage: nothing is cut, so there is no more than with ZeRO-1."""
+    peaks = []
+    for one in (sharding, "zero1"):
+        cost = job(400_000, stages, num_layers=2, sharding=one, tensor_parallel=tp, pipeline_parallel=stages)
+        reckoned, found = reckoned_and_found(cost, 64, 2)
+        assert (found <= reckoned).all()
+        peaks.append(found.max())
+    assert peaks[0] == pytest.approx(peaks[1], rel=1e-3)
+
+
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_layers_that_are_not_recomputed_are_gone_when_others_are(recompute: str) -> None:
     """The first layers of a model are recomputed when the others have had their backward."""

@@ -80,3 +80,10 @@ def test_held_as_accounted(ranks: LocalFleet, degree: int, level: str, mlp: int 
     model = replace(WIDE, mlp_chunk_tokens=mlp)
     case, said = case_of(model, [257, 40, 100], degree, level)
     assert [one.held for one in ranks.call("run", replace(case, weighed=True))] == pytest.approx(said, rel=0.03)
+
+
+@pytest.mark.parametrize("zero", ["1", "2", "3"])
+def test_one_group_holds_a_slice_of_a_gradient_each(ranks: LocalFleet, zero: str) -> None:
+    """Four GPUs that are one tensor-parallel group, and a table that is most of the model: nothing of it is reduced."""
+    case, said = case_of(replace(FOUR, vocab=4000, loss_chunk_tokens=3), [57, 40], 4, "none", zero)
+    assert [one.held for one in ranks.call("run", replace(case, weighed=True))] == pytest.approx(said, rel=0.03)

@@ -58,18 +58,27 @@ class StageMoments:
 
 
 def stage_moments(
-    cost: Cost, shape: tuple[int, int], layers: int, recomputed: int, state: float, whole: WholeBytes
+    cost: Cost,
+    shape: tuple[int, int],
+    layers: int,
+    recomputed: int,
+    state: float,
+    whole: WholeBytes,
+    sent: int | None = None,
 ) -> StageMoments:
     """Returns the moments of a stage of so many layers, of which so many are recomputed by the model's level.
 
     shape: (tp, pp), ranks and stages of a pipeline; bytes are of a token of all the stage's ranks. state, whole: bytes
-    of parameters and gradients. Kv heads that are replicated are counted.
+    of parameters and gradients. sent: layers of which something waits on hosts; None: those of a whole stage. Kv heads
+    that are replicated are counted.
     """
     model, (tp, pp) = cost.model, shape
     of, rest, is_full = LayerBytes.of(cost, tp), layers - recomputed, model.recompute == "full"
     spread = RowSpread.of(cost)
     kept_again = of.kept_recomputed(model.recompute)
-    here = layers - model.offloaded_layers(layers)  # the last layers, of which nothing waits on hosts
+    if sent is None:
+        sent = model.offloaded_layers(layers)
+    here = layers - sent  # the last layers, of which nothing waits on hosts
     stay, stay_again = min(rest, here), max(here - rest, 0)
     early = of.own if pp > 1 else 0.0  # an input of the next micro-batch is there already
     at_work, at_loss = list[MomentLine](), _loss(cost, of, tp, whole.loss)
@@ -80,8 +89,10 @@ def stage_moments(
         again = again._replace(token=of.own)  # numbers of rows are no input, and stay
     if rest:
         lines = _spread(_backward(cost, of, tp, whole, (0.0, 0, 0), early), spread, 0.0)
-        brought = int(layers > 1 > here - 1)  # a layer that comes back beside the last one
-        at_work += [_beside_layers(line, every if rest > 1 else again, brought) for line in lines]
+        # A layer that comes back beside the last one; and this, where others of the stage stay.
+        brought = int(layers > 1 > here - 1) if sent is None else max(min(2, layers) - here, 0)
+        beside_it = again if rest == 1 and sent is None else every
+        at_work += [_beside_layers(line, beside_it, brought) for line in lines]
     if recomputed:  # the layers behind, which are not, have had their backward
         gathered = 2 if is_full else 1  # outputs of norms that are made again, and gathered
         beside = (of.layer - kept_again - stay * of.layer, is_full - stay, gathered)

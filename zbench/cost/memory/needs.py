@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 from zbench.cost.cost import Cost
+from zbench.cost.memory.kinds import StageLayers, moments_of_kinds
 from zbench.cost.memory.lines import MemoryLines
-from zbench.cost.memory.moments import StageMoments, stage_moments
+from zbench.cost.memory.moments import StageMoments
 from zbench.cost.memory.shares import moments_of_share
-from zbench.cost.memory.state import WholeBytes, bytes_of_stage, pipeline_state_bytes, state_bytes
+from zbench.cost.memory.state import bytes_of_stage, pipeline_state_bytes, state_bytes
 
 
 def memory_of(cost: Cost) -> MemoryLines:
@@ -34,37 +35,37 @@ def moments_of_stages(cost: Cost) -> list[StageMoments]:
     """Returns the moments of every stage; of those that are all alike, of one with the most state."""
     model = cost.model.with_stages(cost.pp)
     every = zip(model.layers_of_stages, model.recomputed_of_stages, strict=True)
-    if model.stages_differ:
+    if model.stages_differ or (model.dense_layers and cost.pp > 1):  # dense layers are the first stages'
         return [_of_stage(cost, stage, *layers) for stage, layers in enumerate(every)]
     layers, recomputed = next(every)
-    return [_moments(cost, (1, cost.pp), layers, recomputed, state_bytes(cost), WholeBytes.of(cost, layers))]
+    return [_moments(cost, (1, cost.pp), StageLayers(layers, model.dense_layers, recomputed), state_bytes(cost))]
 
 
 def pipeline_moments(cost: Cost, tp: int, pp: int) -> StageMoments:
     """Returns the moments of each stage of a pipeline of plans."""
     layers, recomputed = cost.model.num_layers // pp, cost.model.recomputed_layers // pp
-    return _moments(cost, (tp, pp), layers, recomputed, pipeline_state_bytes(cost, tp, pp), WholeBytes())
+    return _moments(cost, (tp, pp), StageLayers(layers, 0, recomputed), pipeline_state_bytes(cost, tp, pp), False)
 
 
 def _of_stage(cost: Cost, stage: int, layers: int, recomputed: int) -> StageMoments:
     """Returns the moments of a stage with so many layers, of which so many are recomputed."""
-    model = cost.model
+    model = cost.model.with_stages(cost.pp)
     dense = min(max(model.dense_layers - sum(model.layers_of_stages[:stage]), 0), layers)
     params = (layers - dense) * model.layer_params + (dense * model.dense_layer.layer_params if dense else 0)
     state = bytes_of_stage(cost, params, layers - dense, stage == 0, stage == cost.pp - 1)
-    return _moments(cost, (1, cost.pp), layers, recomputed, state, WholeBytes.of(cost, layers))
+    return _moments(cost, (1, cost.pp), StageLayers(layers, dense, recomputed), state)
 
 
 def _moments(
-    cost: Cost, shape: tuple[int, int], layers: int, recomputed: int, state: float, whole: WholeBytes
+    cost: Cost, shape: tuple[int, int], layers: StageLayers, state: float, are_cut: bool = True
 ) -> StageMoments:
-    """Returns `stage_moments`, where a share of all tokens has something on hosts of that share."""
-    found = stage_moments(cost, shape, layers, recomputed, state, whole)
+    """Returns `moments_of_kinds`, where a share of all tokens has something on hosts of that share."""
+    found = moments_of_kinds(cost, shape, layers, state, are_cut)
     share = cost.model.offload_tokens
     if isinstance(share, str):
         return found
     others = replace(cost, model=cost.model.offloading(0))
-    return moments_of_share(found, stage_moments(others, shape, layers, recomputed, state, whole), share)
+    return moments_of_share(found, moments_of_kinds(others, shape, layers, state, are_cut), share)
 
 
 def least_bytes(cost: Cost, num_tokens: int) -> int:

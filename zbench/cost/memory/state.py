@@ -1,7 +1,6 @@
 """Bytes of parameters, gradients and optimizer state: what a rank has of them all the time, and what is whole for a
 moment where they are cut over ranks."""
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from zbench.cost.collective import GRADIENT_BYTES
@@ -44,23 +43,17 @@ class WholeBytes(NamedTuple):
 
     @staticmethod
     def of(cost: Cost, layers: int) -> "WholeBytes":
-        """Returns those of a job's sharding, on a rank of a stage of so many layers: none where all ranks have all
-        parameters and gradients.
-
-        Of layers of two kinds they are of the one that most have. Where what layers keep waits on hosts, no more of it
-        is there in the backward of the last layers than in that of the first ones, so each is of the kind with more.
-        """
-        if not (cost.model.dense_layers and cost.model.layers_on_hosts):
-            return WholeBytes._of_kind(cost, layers, 0.0)
-        dense = replace(cost, model=cost.model.dense_layer)
-        ahead = WholeBytes._of_kind(dense, layers, 0.0).ahead
-        kinds = WholeBytes._of_kind(cost, layers, ahead), WholeBytes._of_kind(dense, layers, 0.0)
-        return WholeBytes(*(max(both) for both in zip(*kinds, strict=True)))
+        """Returns those of a job's sharding, on a rank of a stage of so many layers that are alike: none where all
+        ranks have all parameters and gradients. A stage of one layer is reckoned with another ahead."""
+        window = cost.layers_ahead
+        return WholeBytes.of_kind(cost, (min(window, max(layers - 1, 1)), min(window, layers), min(window, layers)))
 
     @staticmethod
-    def _of_kind(cost: Cost, layers: int, ahead: float) -> "WholeBytes":
-        """Returns those of so many layers with experts, or without. ahead: bytes that are at least gathered of a
-        layer ahead."""
+    def of_kind(
+        cost: Cost, ahead: tuple[int, int, int], others: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    ) -> "WholeBytes":
+        """Returns those of layers of one kind. ahead: how many layers of it are gathered ahead, in a layer's backward,
+        at the loss, and when a forward begins; others: bytes of those of another kind that are."""
         model, degrees, ranks = cost.model, degrees_of(cost.model.sharding), cost.cluster.num_ranks
         weights, gradients = (degree != 1 and ranks > 1 for degree in (degrees.weights, degrees.gradients))
         weight, gradient = weights * model.element_bytes, gradients * GRADIENT_BYTES
@@ -76,7 +69,7 @@ class WholeBytes(NamedTuple):
         layer = model.layer_params - all_experts
         ffn, out = layer - attention, attention * model.num_heads / (2 * (model.num_heads + model.num_kv_heads))
         one = weight * (layer - own + experts - own_experts)  # gathered for a layer
-        following = max(one, ahead) * min(cost.layers_ahead, max(layers - 1, 1))
+        following, of_loss, of_table = (count * one + more for count, more in zip(ahead, others, strict=True))
 
         def there(left: float, left_experts: float) -> float:
             found = following
@@ -99,10 +92,10 @@ class WholeBytes(NamedTuple):
             there(attention, 0) + weight * (layer + experts) + made,
             there(projections, 0) + weight * projections + gradient * out + made,
             following + gradient * (layer - own + experts - own_experts),
-            one * min(cost.layers_ahead, layers) + loss,
+            of_loss + loss,
             there(layer, experts) + weight * (layer + experts),
             one,
-            weight * rest + one * min(cost.layers_ahead, layers) if table else 0.0,
+            weight * rest + of_table if table else 0.0,
             gradient * rest,
         )
 

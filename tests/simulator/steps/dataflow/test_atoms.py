@@ -118,16 +118,25 @@ def atoms_of(layout: StepLayout, tables: AtomTables) -> dict[str, list[int]]:
 
 
 def classes(case: Case) -> dict[str, list[object]]:
-    """What tells every part of every index from others: its lists, and the classes of the coarser parts it lies in."""
-    layout, found = case.layout, {}
-    for one in layout.indices:  # coarser ones come first
+    """What tells every part of every index from others: its lists, those of the finer parts in it, and the classes of
+    the coarser parts it lies in."""
+    layout, named, found = case.layout, dict[str, list[object]](), dict[str, list[object]]()
+    for one in reversed(layout.indices):  # finer ones come last
         mine = [at for at in sorted(case.used) if layout.lists.index_of(at) == one.name]
-        above = [each for each in layout.maps if each.fine == one.name]
-        found[one.name] = [
+        below = [each for each in layout.maps if each.coarse == one.name and len(set(map(repr, named[each.fine]))) > 1]
+        named[one.name] = [
             (
                 tuple(part in layout.lists[at] for at in mine),
-                tuple((each.coarse, found[each.coarse][each.part[part]]) for each in above),
+                tuple(
+                    sorted({repr(named[each.fine][at]) for at in np.flatnonzero(each.part == part)}) for each in below
+                ),
             )
+            for part in range(len(one))
+        ]
+    for one in layout.indices:
+        above = [each for each in layout.maps if each.fine == one.name]
+        found[one.name] = [
+            (named[one.name][part], tuple((each.coarse, found[each.coarse][each.part[part]]) for each in above))
             for part in range(len(one))
         ]
     return found

@@ -160,8 +160,12 @@ def _numbered(values, first, found):  # type: ignore[no-untyped-def]
 @nb.njit(**INNER)
 def _cut(used, lists, first, maps):  # type: ignore[no-untyped-def]
     """Returns (the atom of every part, of all indices one after another; the number of atoms of each). Parts with the
-    same sum of their lists' random numbers are in the same lists; a map's finer index is cut so that each of its atoms
-    lies in one of the coarser."""
+    same sum of their lists' random numbers are in the same lists.
+
+    A map's coarser index, which formulas name by parts of the finer one, is cut where these are of other atoms: GPUs of
+    one tensor-parallel group have a slice each, though no list names slices by themselves. Then the finer index is cut
+    so that each of its atoms lies in one of the coarser.
+    """
     of, offsets, parts = lists
     ends, map_offsets, map_parts = maps
     sums = np.zeros(first[-1], np.uint64)
@@ -175,7 +179,22 @@ def _cut(used, lists, first, maps):  # type: ignore[no-untyped-def]
     for index in range(len(counts)):
         a, b = first[index], first[index + 1]
         counts[index] = _numbered(sums[a:b], room, atom[a:b])
-    for _ in range(len(ends)):  # as a coarser index may be the finer one of another map
+    for _ in range(len(ends)):  # as a finer index may be the coarser one of another map
+        for row in range(len(ends)):
+            coarse, fine = ends[row]
+            if counts[fine] > 1:
+                a, b = first[coarse], first[coarse + 1]
+                within = np.empty(b - a, np.uint64)
+                for at in range(b - a):
+                    within[at] = _mixed(-1 - atom[a + at])
+                known = np.zeros((b - a, counts[fine]), np.bool_)
+                for at in range(first[fine + 1] - first[fine]):
+                    part, other = map_parts[map_offsets[row] + at], atom[first[fine] + at]
+                    if not known[part, other]:
+                        known[part, other] = True
+                        within[part] += _mixed(other)
+                counts[coarse] = _numbered(within, room, atom[a:b])
+    for _ in range(len(ends)):
         for row in range(len(ends)):
             coarse, fine = ends[row]
             a, b = first[fine], first[fine + 1]
