@@ -17,8 +17,8 @@ _NOTHING = MomentLine(0.0, 0.0)
 
 
 class StageLayers(NamedTuple):
-    """How many layers a stage has, how many of these, the first ones, are dense where the others have experts, and of
-    how many something is recomputed, which are first ones, too."""
+    """Numbers of a stage's layers: of all, of those that are dense where others have experts, and of those of which
+    something is recomputed. Both are the first ones."""
 
     all: int
     dense: int
