@@ -17,8 +17,8 @@ _NOTHING = MomentLine(0.0, 0.0)
 
 
 class StageLayers(NamedTuple):
-    """How many layers a stage has, how many of these, the first ones, are dense where the others have experts, and of
-    how many something is recomputed, which are first ones, too."""
+    """Numbers of a stage's layers: of all, of those that are dense where others have experts, and of those of which
+    something is recomputed. Both are the first ones."""
 
     all: int
     dense: int
@@ -39,7 +39,7 @@ def moments_of_kinds(
         return moments_of_kinds(dense, shape, layers._replace(dense=0), state, are_cut)
     window, ahead = cost.layers_ahead, [WholeBytes.of_kind(one, (0, 0, 0)).ahead for one in (cost, dense)]
 
-    def whole(which: int, backward: tuple[int, int]) -> WholeBytes:
+    def gathered(which: int, backward: tuple[int, int]) -> WholeBytes:
         """Returns what is whole beside a kind of layers, 0 or 1, with so many gathered ahead, of its kind and of the
         other."""
         if not are_cut:
@@ -51,10 +51,11 @@ def moments_of_kinds(
                 (backward[0], 0, min(window, size)),
                 (backward[1], 0, min(max(window - size, 0), others)),
             )
-        return WholeBytes.of_kind((cost, dense)[which], counts, tuple(count * ahead[1 - which] for count in rest))
+        a, b, c = (count * ahead[1 - which] for count in rest)
+        return WholeBytes.of_kind((cost, dense)[which], counts, (a, b, c))
 
     def part(which: int, count: int, again: int, sent: int, backward: tuple[int, int]) -> StageMoments:
-        return stage_moments((cost, dense)[which], shape, count, again, state, whole(which, backward), sent)
+        return stage_moments((cost, dense)[which], shape, count, again, state, gathered(which, backward), sent)
 
     sent, again = cost.model.offloaded_layers(layers.all), layers.recomputed
     dense_sent, dense_again = min(sent, layers.dense), min(again, layers.dense)
