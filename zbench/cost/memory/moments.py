@@ -76,9 +76,8 @@ def stage_moments(
     of, rest, is_full = LayerBytes.of(cost, tp), layers - recomputed, model.recompute == "full"
     spread = RowSpread.of(cost)
     kept_again = of.kept_recomputed(model.recompute)
-    if sent is None:
-        sent = model.offloaded_layers(layers)
-    here = layers - sent  # the last layers, of which nothing waits on hosts
+    on_hosts = model.offloaded_layers(layers) if sent is None else sent
+    here = layers - on_hosts  # the last layers, of which nothing waits on hosts
     stay, stay_again = min(rest, here), max(here - rest, 0)
     early = of.own if pp > 1 else 0.0  # an input of the next micro-batch is there already
     at_work, at_loss = list[MomentLine](), _loss(cost, of, tp, whole.loss)
