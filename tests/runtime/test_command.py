@@ -61,7 +61,12 @@ def test_whole_steps_train_in_groups_and_shards(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert not re.search(r"\| +torch$", done.stderr, re.MULTILINE)  # the driver never imports it
-    for told in ("check=exact holds", "what the step says of every queue", "2 ranks of 2 GPUs each", "NICs send for"):
+    for told in (
+        "check=exact holds",
+        "what the step says of every queue",
+        "2 tensor-parallel groups of 2 GPUs each",
+        "NICs send for",
+    ):
         assert told in done.stdout
     ((run,), problems) = read(str(out))
     assert not problems
