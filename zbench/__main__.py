@@ -216,7 +216,9 @@ def _give_own_trace(config: DictConfig, sweep: "Sweep | None", is_here: bool) ->
     Raises:
         ValueError: an earlier job has that file.
     """
-    written = OmegaConf.to_container(config)["trace"]  # type: ignore[call-overload, index]
+    plain = OmegaConf.to_container(config)  # interpolations as they are written
+    assert isinstance(plain, dict)
+    written = plain["trace"]
     if not isinstance(config.trace, str):  # none, or what is refused as no file
         return
     config.trace = own_file(config.trace, written, sys.argv[1:] if is_here else None)

@@ -80,7 +80,7 @@ def test_a_figure_that_cannot_be_said_is_a_dash() -> None:
 
 
 def test_why_nothing_tells_what_nics_send_for_is_told() -> None:
-    """Of executors that count attention alone, where a table asks for it."""
+    """A table that asks for it says why executors that count attention's messages alone have a dash."""
     runs = both("w", 2.0)
     for run in runs:
         run.start["config"]["choices"]["executor"] = "torch"

@@ -137,7 +137,7 @@ def test_as_few_layers_as_a_plan_fits_with_are_priced() -> None:
 
 
 def test_stages_that_differ_have_as_many_layers_on_hosts_as_the_job_fits_with() -> None:
-    """Which all stages together tell: the first has two micro-batches under way."""
+    """How many layers fit is asked of the job, not of each stage alone: the first has two micro-batches under way."""
     of: dict[str, Any] = {"num_layers": 8, "vocab": 1000, "sharding": "zero1", "pipeline_parallel": 2}
     of |= {"stage_layers": (5, 3), "offload": "activations", "offload_layers": "auto"}
     cost = hosted(**of)

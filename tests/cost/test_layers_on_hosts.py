@@ -110,7 +110,7 @@ def test_as_few_layers_as_fit_of_every_stage() -> None:
 @pytest.mark.parametrize(("recompute", "chunk"), [("none", "whole"), ("selective", 256), ("full", "whole")])
 @pytest.mark.parametrize("layers", ["all", 3])
 def test_of_a_share_of_tokens(stages: int, zero: str, recompute: str, chunk: int | str, layers: int | str) -> None:
-    """That the run says: never less than live ranges, and to 2 %."""
+    """Planners' memory of a share that a run sets is never less than live ranges, and within 2 %."""
     for share, vocab in product((0.3, 0.75), (1000, 128256)):
         of = {"num_layers": 8, "vocab": vocab, "offload": "activations", "sharding": zero, "recompute": recompute}
         of |= {"offload_layers": layers, "offload_tokens": share, "mlp_chunk_tokens": chunk, "loss_chunk_tokens": chunk}

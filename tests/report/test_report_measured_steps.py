@@ -96,7 +96,7 @@ def test_a_trace_too_dense_is_none(run: Run, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_trace_with_operations_that_the_step_has_not_names_no_blocks(run: Run, tmp_path: Path) -> None:
-    """As of another version's templates."""
+    """A trace whose templates are another version's is drawn without blocks."""
     old = Path(run.steps[0]["trace"]["file"]).read_text()
     (tmp_path / "t.json").write_text(old.replace('"template":"forward', '"template":"before'))
     line = {**run.steps[0], "trace": trace_reference(str(tmp_path / "t.json"))}

@@ -24,7 +24,7 @@ def parts_of(*words: str) -> tuple[Parts, dict[str, Any]]:
 
 
 def said(words: list[str], folder: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """What a small run says, its lines joined."""
+    """Runs a small step and returns what it prints, its lines joined."""
     small = ["cluster=a800_2x8", "model=llama_3b", "steps=1", "tokens_per_gpu=512", "baseline=null", "tracker=none"]
     patch.chdir(folder)
     patch.setattr(sys, "argv", ["zbench", *words, *small, "out=r.jsonl"])

@@ -40,7 +40,7 @@ def test_the_number_of_a_run_tells_runs_apart(monkeypatch: pytest.MonkeyPatch, t
 def test_files_that_are_the_same_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of values that differ in what no file's name has."""
+    """Runs of a sweep whose values differ in nothing that a file's name has would write one file twice."""
     monkeypatch.chdir(tmp_path)
     assert call(monkeypatch, *WORDS, "system=ring", "mask='window:32','window::32'", "trace=t.json") == 2
     told = capsys.readouterr().err

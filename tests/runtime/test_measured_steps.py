@@ -52,7 +52,7 @@ def measured(cost: Cost, path: Path, **settings: Any) -> StepResult:
 
 
 def operations(tracks: dict[str, list[Event]]) -> set[tuple[Any, ...]]:
-    """What operations there are, by name and by what is said of them."""
+    """Returns the operations of a trace, each with its name and what is said of it."""
     every = (one for title, events in tracks.items() if title != "critical path" for one in events)
     return {
         (one["name"], *(one["args"].get(key) for key in SAID)) for one in every if not one["name"].startswith("waiting")

@@ -35,7 +35,7 @@ def step_of(system: str, mode: str, degree: int) -> Step:
 
 
 def kept(template: Template, layout: StepLayout) -> Cells:
-    """What a forward leaves of its own layer."""
+    """Returns the cells of q and kv of its own layer that a forward leaves, by tensor."""
     found: Cells = {"q": set(), "kv": set()}
     for row in template.leaves.rows():
         name = layout.tensors[row[0]].name

@@ -222,27 +222,6 @@ class Model(StagedLayers, LayersOnHosts, LayerParameters, ExpertLayers):
         again = self.recompute_layers if isinstance(self.recompute_layers, int | str) else ALL_LAYERS
         return replace(self, pipeline_parallel=stages, stage_layers=EVEN, recompute_layers=again)
 
-    @property
-    def layers_on_hosts(self) -> bool:
-        """Whether something that layers keep, inputs or activations, waits in host memory."""
-        return self.offload in WITH_INPUTS + WITH_ACTIVATIONS
-
-    @property
-    def activations_on_hosts(self) -> bool:
-        """Whether all that layers keep waits in host memory."""
-        return self.offload in WITH_ACTIVATIONS
-
-    def most_offloaded(self, layers: int) -> int:
-        """Returns the most layers of a stage of so many of which something can wait in host memory: the last one's
-        activations stay."""
-        return layers - self.activations_on_hosts if self.layers_on_hosts else 0
-
-    def offloaded_layers(self, layers: int) -> int:
-        """Returns the layers of a stage of so many of which something waits in host memory; of those that are open, the
-        most."""
-        most = layers if isinstance(self.offload_layers, str) else self.offload_layers
-        return min(most, self.most_offloaded(layers))
-
     def offloading(self, layers: int) -> "Model":
         """Returns the model of whose stages' layers so many first ones have in host memory what waits there of some."""
         if layers:

@@ -33,7 +33,6 @@ from zbench.describe.model import (
     RECOMPUTE,
     SHARDING,
     WHOLE,
-    WITH_ACTIVATIONS,
     WITH_INPUTS,
 )
 from zbench.describe.overlap import FLAT, LAYER, StepOverlap
@@ -160,9 +159,8 @@ class TrainingMemory(HostUse):
         check_chunk("mlp_chunk_tokens", self.mlp_chunk_tokens, (WHOLE,))
         check_chunk("loss_chunk_tokens", self.loss_chunk_tokens, (WHOLE, AUTO))
         check_choice("memory.offload", self.offload, OFFLOAD)
-        some = self.offload in WITH_INPUTS + WITH_ACTIVATIONS
-        check_offload_layers(self.offload_layers, some)
-        check_offload_tokens(self.offload_tokens, self.offload_layers, some)
+        check_offload_layers(self.offload_layers, self.layers_on_hosts)
+        check_offload_tokens(self.offload_tokens, self.offload_layers, self.layers_on_hosts)
         updates = self.host_updates, self.carried_layers
         check_on_hosts(self.optimizer_layers, self.parameter_layers, updates, self.optimizer_on_hosts)
 

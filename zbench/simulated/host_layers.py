@@ -39,7 +39,7 @@ _KEYS = {  # by field of a model
     "optimizer_layers": "memory.optimizer_layers",
     "carried_layers": "memory.carried_layers",
 }
-SHARES = (1.0, 1.25, 1.5, 2.0)  # of an even share, that GPUs have room for in what is tried
+SHARES = (1.0, 1.25, 1.5, 2.0)  # of an even share, that GPUs have room for in what is tried: a guess, each costs a plan
 
 
 @dataclass(frozen=True, slots=True)

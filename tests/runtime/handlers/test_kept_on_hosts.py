@@ -183,7 +183,7 @@ def test_exact_of_some_tokens(
     layers: tuple[int, int],
     mode: Mode,
 ) -> None:
-    """Of each sequence a share waits there, of the last one nothing."""
+    """A share of each sequence's tokens waits in host memory, of the last one's none: exact, with every byte."""
     model, count = replace(model, mlp_chunk_tokens=chunk), 4 // degree // stages
     shares = ((0.6, 0.25), (0.5, 0.0))
     plans = [plan_of(lengths, count, 4 // degree, mode, first=10 * at) for at, lengths in enumerate(([19, 6], [2, 1]))]

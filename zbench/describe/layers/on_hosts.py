@@ -20,6 +20,16 @@ class HostUse:
         return "optimizer" in self.offload.split("_and_")
 
     @property
+    def activations_on_hosts(self) -> bool:
+        """Whether all that layers keep waits in host memory."""
+        return "activations" in self.offload.split("_and_")
+
+    @property
+    def layers_on_hosts(self) -> bool:
+        """Whether something that layers keep, inputs or activations, waits in host memory."""
+        return self.activations_on_hosts or "inputs" in self.offload.split("_and_")
+
+    @property
     def uses_hosts(self) -> bool:
         """Whether anything is in host memory."""
         return self.offload != NOWHERE or self.parameter_layers != NOWHERE
@@ -54,9 +64,21 @@ class LayersOnHosts(HostUse):
 
     __slots__ = ()
     num_layers: int
+    offload_layers: int | str
     optimizer_layers: int | str
     host_updates: str
     carried_layers: int | str
+
+    def most_offloaded(self, layers: int) -> int:
+        """Returns the most layers of a stage of so many of which something can wait in host memory: the last one's
+        activations stay."""
+        return layers - self.activations_on_hosts if self.layers_on_hosts else 0
+
+    def offloaded_layers(self, layers: int) -> int:
+        """Returns the layers of a stage of so many of which something waits in host memory; of those that are open, the
+        most."""
+        most = layers if isinstance(self.offload_layers, str) else self.offload_layers
+        return min(most, self.most_offloaded(layers))
 
     @property
     def layers_updated_on_hosts(self) -> int:
