@@ -25,13 +25,14 @@ def pipelined_seconds(plans: tuple[Plan, ...], cost: Cost) -> float:
     tp[pipelines.lead] = pipelines.tp
     tokens = np.stack([plan.tokens_per_rank for plan in plans])
     ahead, back = (np.stack([_attention(plan, cost, tp, backward) for plan in plans]) for backward in (False, True))
-    shapes = {shape: Stage.of(cost, *shape) for shape in zip(pipelines.tp.tolist(), pipelines.pp.tolist(), strict=True)}
+    leads, *shapes = pipelines.layout
+    stages = {shape: Stage.of(cost, *shape) for shape in zip(*shapes, strict=True)}
     busy = first = last = nic = 0.0
-    for lead, *shape in zip(*(column.tolist() for column in pipelines.layout), strict=True):
+    for lead, *shape in zip(leads, *shapes, strict=True):
         has = np.flatnonzero(tokens[:, lead])
         if not len(has):
             continue
-        stage, own = shapes[shape[0], shape[1]], tokens[has, lead]
+        stage, own = stages[shape[0], shape[1]], tokens[has, lead]
         each = _micro_batches(stage, own, ahead[has, lead], back[has, lead])
         total = float(each.sum() + (stage.pp - 1) * each.max() + stage.head_seconds(own).sum())
         first, nic = max(first, float(each[0])), max(nic, float(own.sum()) * stage.nic_seconds())

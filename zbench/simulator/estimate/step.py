@@ -174,6 +174,8 @@ def _by_ranks(plans: tuple[Plan, ...], job: Cost, sharing: Sharing, stage: int =
             shown = sharing.forward(float(state.ready.max()) - begin, used.busiest(cost))
             if every:
                 state.meet()
+            else:
+                began += shown
             state.ready += shown
         total.forward_end = float(state.ready.max()) if first else total.forward_end
         state.ready += head
@@ -185,6 +187,7 @@ def _by_ranks(plans: tuple[Plan, ...], job: Cost, sharing: Sharing, stage: int =
         if last or sharing.of.reduced:
             shown = sharing.backward(float(state.ready.max()) - begin, used_back.busiest(cost))
             state.meet()
+            began += 0.0 if sharing.of.reduced else shown
             state.ready += shown
         total.longest = max(total.longest, float((state.ready - head).max()) - began)
         total.add(played, *replayed, played_back)

@@ -74,7 +74,7 @@ class Totals:
     gradients add, but for `end`.
 
     end: seconds, when all there is before the optimizer has ended. forward_end: of the first micro-batch. longest:
-    seconds of the one that takes longest, without its head.
+    seconds of the one that takes longest, without its head and what is gathered and reduced once.
     """
 
     attention: Floats
