@@ -27,7 +27,7 @@ from zbench.plans.build import Builder
 from zbench.plans.patterns import local
 from zbench.plans.pipelines import Layout, Pipelines
 from zbench.plans.plan import Ints, Plan
-from zbench.simulator.estimate.changes import ChangePrices
+from zbench.systems.hydraulis.changes import ChangePrices
 from zbench.systems.flexsp.cost import group_degrees
 from zbench.systems.hydraulis.batching import WAYS, SchemeSequences, place_on_pipelines
 from zbench.systems.hydraulis.cost import Schemes, offered_schemes, schemes

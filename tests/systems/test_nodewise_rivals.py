@@ -19,7 +19,7 @@ from zbench.interfaces.protocols import System
 from zbench.run.parts import Parts
 from zbench.run.settings import Settings
 from zbench.run.target import make_model
-from zbench.simulator.estimate.changes import ChangePrices
+from zbench.systems.hydraulis.changes import ChangePrices
 from zbench.simulator.estimate.step import estimated_seconds
 from zbench.systems.flexsp.planner import FlexSP
 from zbench.systems.hydraulis.planner import Hydraulis

@@ -10,7 +10,7 @@ from tests.helpers.steps import MODEL, pipeline_plans, plan_of
 from tests.simulated.test_executor import small
 from zbench.cost.cost import Cost
 from zbench.plans.pipelines import Layout
-from zbench.simulator.estimate.changes import ChangePrices
+from zbench.systems.hydraulis.changes import ChangePrices
 from zbench.simulator.steps.play import play_step
 from zbench.step.elements import elements_held
 from zbench.step.passes.build import whole_step
