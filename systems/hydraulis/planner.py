@@ -27,9 +27,9 @@ from zbench.plans.build import Builder
 from zbench.plans.patterns import local
 from zbench.plans.pipelines import Layout, Pipelines
 from zbench.plans.plan import Ints, Plan
-from zbench.systems.hydraulis.changes import ChangePrices
 from zbench.systems.flexsp.cost import group_degrees
 from zbench.systems.hydraulis.batching import WAYS, SchemeSequences, place_on_pipelines
+from zbench.systems.hydraulis.changes import ChangePrices
 from zbench.systems.hydraulis.cost import Schemes, offered_schemes, schemes
 from zbench.systems.hydraulis.room import room
 from zbench.systems.hydraulis.strategies import STEPS, Strategy, strategies, two_kinds

@@ -19,9 +19,9 @@ from zbench.interfaces.protocols import System
 from zbench.run.parts import Parts
 from zbench.run.settings import Settings
 from zbench.run.target import make_model
-from zbench.systems.hydraulis.changes import ChangePrices
 from zbench.simulator.estimate.step import estimated_seconds
 from zbench.systems.flexsp.planner import FlexSP
+from zbench.systems.hydraulis.changes import ChangePrices
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.nodewise.planner import Nodewise
 from zbench.systems.nodewise.rivals import COVERED, FAR, FAR_OF_MANY, MANY_RANKS, MOST_RANKS, NEAR, Rivals, covered
