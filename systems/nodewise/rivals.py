@@ -86,15 +86,20 @@ class Rivals:
         return plans if (not executor.fits(batch, plans), seconds) < (not executor.fits(batch, even), leaving) else even
 
     def _judged(self, plans: Plans, batch: Batch) -> tuple[bool, float]:
-        """Whether plans need more memory than there is, and the seconds of their step. With stages these are of one:
-        others wait for each other once in a step, of which plans here are a part."""
+        """Whether plans need more memory than there is, and the seconds of their step. Jobs with stages are told by
+        planners' estimate, which has the collectives of ZeRO-1 once a step."""
         need = max(need_bytes(plan, self.cost) for plan in plans)
+        if self.cost.pp > 1:
+            return need > self.cost.cluster.device.memory_bytes, estimated_seconds(plans, self.cost)
         layer = sum(seconds_of(plan, programs(plan, self.cost), self.cost) for plan in plans)
         return need > self.cost.cluster.device.memory_bytes, predicted_seconds(plans, layer, self.cost)
 
     def _step_seconds(self, own: Plans, predicted: float | None) -> float:
-        """The seconds of a step of `own`: played where no prediction of them is at hand."""
-        return estimated_seconds(own, self.cost) if predicted is None else predicted_seconds(own, predicted, self.cost)
+        """The seconds of a step of `own`: played where no prediction of them is at hand. With stages, which wait for
+        one another, a layer's seconds do not tell."""
+        if predicted is None or self.cost.pp > 1:
+            return estimated_seconds(own, self.cost)
+        return predicted_seconds(own, predicted, self.cost)
 
     def asked(self, near: float) -> Iterator[System]:
         """Makes the systems that may be faster than a step so near the ceiling."""
