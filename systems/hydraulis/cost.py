@@ -19,7 +19,6 @@ from zbench.cost.stage import Stage, refusal
 from zbench.describe.arrays import Flags, Floats
 from zbench.plans.area import Work
 from zbench.plans.plan import Ints
-from zbench.simulator.estimate.pipelined import hop_seconds
 from zbench.systems.flexsp.cost import group_degrees
 
 MOST_STAGES = 8  # of a scheme that is offered by itself
@@ -115,19 +114,10 @@ def schemes(cost: Cost, shapes: list[tuple[int, int]]) -> Schemes:
 
 def _seconds(stage: Stage, tokens: int) -> float:
     """Returns the seconds of a micro-batch on the last stage, without the work of attention: its kernels' starts are in
-    it.
-
-    A micro-batch makes the round of 2 (pp - 1) messages while pp are under way, so each costs that share of its own.
-    """
-    cost, count = stage.cost, np.array([tokens])
-    again = 1 if cost.model.recompute == "full" else 0
-    linear, gather = float(stage.linear_seconds(count)[0]), float(stage.gather_seconds(count)[0])
-    starts = (1 + again + 8) * cost.cluster.device.kernel_seconds  # zbench.cost.cost.kernel_seconds
-    forward, backward, _ = stage.gathers()
-    linear = (3 + again) * linear + float(stage.again_seconds(count)[0])
-    layer = linear + (forward + backward) * gather + starts
-    hops = 2 * float(hop_seconds(0, stage, count)[0].sum()) / stage.pp
-    return stage.layers * layer + float(stage.head_seconds(count)[0]) + hops
+    it."""
+    count, start = np.array([tokens]), np.array([stage.cost.cluster.device.kernel_seconds])
+    forward, backward = stage.pass_seconds(count, start, 8 * start)  # zbench.cost.kernel.kernel_seconds
+    return float((stage.micro_batch_seconds(count, forward + backward) + stage.head_seconds(count))[0])
 
 
 def _room(stage: Stage) -> tuple[float, float, float, float]:

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from zbench.cost.collective import Collectives, Sharing
+from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
 from zbench.cost.stage import held, refusal
 from zbench.describe.arrays import Floats
@@ -27,10 +27,9 @@ from zbench.plans.build import Builder
 from zbench.plans.patterns import local
 from zbench.plans.pipelines import Layout, Pipelines
 from zbench.plans.plan import Ints, Plan
-from zbench.simulator.estimate.changes import ChangePrices
-from zbench.simulator.estimate.pipelined import shared_seconds
 from zbench.systems.flexsp.cost import group_degrees
 from zbench.systems.hydraulis.batching import WAYS, SchemeSequences, place_on_pipelines
+from zbench.systems.hydraulis.changes import ChangePrices
 from zbench.systems.hydraulis.cost import Schemes, offered_schemes, schemes
 from zbench.systems.hydraulis.room import room
 from zbench.systems.hydraulis.strategies import STEPS, Strategy, strategies, two_kinds
@@ -188,15 +187,13 @@ class Hydraulis:
         """Returns the seconds of the whole step with a strategy, without a change: its slowest pipeline, and the
         collectives and optimizer beside it. each: seconds [num_pipelines, micro_batches] of a stage, without what is
         fixed. tokens, total: [num_pipelines], total in seconds with what is fixed and bubbles.
-        zbench.simulator.estimate.step does likewise with what it played."""
+        zbench.simulator.estimate.pipelined does likewise with plans."""
         cost, of = self.cost, self.objective
         slowest = int(total.argmax())
         busy, first, last = float(total[slowest]), float(each[:, 0].max()), float(each[slowest].max())
-        sharing = Sharing(Collectives.of(cost, held(_grouped(copies, of), cost)))
-        passes = sharing.of.passes
-        times = (first / passes, busy - last * (passes - 1) / passes, busy)
         nic = float((tokens * of.nic[_pipelines(copies, of)]).max()) / busy
-        return busy + shared_seconds(sharing, times, nic, False) + cost.optimizer_seconds()
+        collectives = Collectives.of(cost, held(_grouped(copies, of), cost))
+        return busy + collectives.once_seconds(first, last, nic) + cost.optimizer_seconds()
 
     def _laid(
         self, batch: Batch, copies: Ints, pipeline: Ints, micro: Ints, notes: dict[str, float | str]

@@ -7,11 +7,10 @@ from zbench.contracts.check import check_schedule
 from zbench.contracts.contract import AlignedPow2Rings, Contract, RingContract, WholeOnDP
 from zbench.contracts.schedule import ContractError, RingGroup, SampleSchedule, TokenPermutation
 from zbench.cost.cost import Cost
-from zbench.describe.batch import Batch
 from zbench.describe.units import with_noun
 from zbench.passes.reverse import Mode
 from zbench.plans.plan import Ints, Plan
-from zbench.simulator.estimate.step import StepEstimate
+from zbench.simulator.estimate.step import estimated_seconds, lacking_bytes
 from zbench.systems.common.micro_batches import fitting_tokens
 from zbench.systems.in_contract.candidates import (
     Rounds,
@@ -41,7 +40,7 @@ def fastest_rounds(lengths: Ints, contract: RingContract, cost: Cost, backward: 
         ContractError: no schedule of the contract has all samples.
     """
     check_holds(lengths, contract)
-    aligned, batch = isinstance(contract, AlignedPow2Rings), Batch(lengths, seed=0, step=0)
+    aligned = isinstance(contract, AlignedPow2Rings)
     rates = ring_rates(lengths, ring_sizes(contract), aligned, cost, backward)
     every: list[tuple[tuple[int, float], SampleSchedule]] = []
     for share in SHARES:
@@ -53,7 +52,7 @@ def fastest_rounds(lengths: Ints, contract: RingContract, cost: Cost, backward: 
         for rounds in _promising([one for one in own if one], [one for one in shipped if one], rates, played):
             schedule = schedule_of_rounds(rounds, lengths, contract, cost)
             if _keeps(schedule, contract):
-                seconds = lack_and_seconds(batch, plans_of_rings(schedule, cost, backward), cost)
+                seconds = lack_and_seconds(plans_of_rings(schedule, cost, backward), cost)
                 timed.append((seconds, schedule))
         every += timed
         if timed and fastest_fits(timed):
@@ -116,10 +115,9 @@ def fastest_fits(timed: list[tuple[tuple[int, float], SampleSchedule]]) -> bool:
     return min(timed, key=lambda one: one[0][1])[0][0] == 0
 
 
-def lack_and_seconds(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> tuple[int, float]:
+def lack_and_seconds(plans: tuple[Plan, ...], cost: Cost) -> tuple[int, float]:
     """Plays a step; returns (bytes that its fullest GPU lacks, seconds)."""
-    result = StepEstimate(cost).step(batch, plans)
-    return max(0, max(result.peak_bytes) - result.capacity_bytes), result.seconds
+    return lacking_bytes(plans, cost), estimated_seconds(plans, cost)
 
 
 def fastest_whole(lengths: Ints, contract: WholeOnDP, cost: Cost) -> SampleSchedule:
@@ -129,7 +127,7 @@ def fastest_whole(lengths: Ints, contract: WholeOnDP, cost: Cost) -> SampleSched
         ContractError: no schedule of the contract has all samples, or none was found.
     """
     check_whole(lengths, contract)
-    batch, degree = Batch(lengths, seed=0, step=0), cost.cluster.num_ranks // contract.ranks
+    degree = cost.cluster.num_ranks // contract.ranks
     every: list[tuple[tuple[int, float], SampleSchedule]] = []
     for share in SHARES:
         timed: list[tuple[tuple[int, float], SampleSchedule]] = []
@@ -137,7 +135,7 @@ def fastest_whole(lengths: Ints, contract: WholeOnDP, cost: Cost) -> SampleSched
         cap = cap if contract.max_tokens is None else min(cap, contract.max_tokens)
         for schedule in whole_schedules(lengths, contract, cost, cap):
             if _keeps(schedule, contract) and all(schedule != one for _, one in [*every, *timed]):
-                timed.append((lack_and_seconds(batch, plans_of_whole(schedule, cost), cost), schedule))
+                timed.append((lack_and_seconds(plans_of_whole(schedule, cost), cost), schedule))
         every += timed
         if timed and fastest_fits(timed):
             break
@@ -152,9 +150,9 @@ def fastest_whole(lengths: Ints, contract: WholeOnDP, cost: Cost) -> SampleSched
 def fastest_permutation(lengths: Ints, cost: Cost, backward: Mode = "regather") -> TokenPermutation:
     """Returns the permutation of a pack's tokens that takes least on the clock; the cluster's ranks divide them.
     backward: what becomes of gathered kv."""
-    batch, seqs = Batch(lengths, seed=0, step=0), np.arange(len(lengths))
+    seqs = np.arange(len(lengths))
     timed = [
-        (lack_and_seconds(batch, (plan_of_permutation(one, seqs, cost, backward),), cost), one)
+        (lack_and_seconds((plan_of_permutation(one, seqs, cost, backward),), cost), one)
         for one in permutations(lengths, cost.cluster.num_ranks, cost)
     ]
     return min(timed, key=lambda one: one[0])[1]

@@ -35,7 +35,7 @@ def fastest_groups(batch: Batch, degree: int, cost: Cost, backward: Mode) -> tup
     """Returns the plans of groups of `degree` ranks that take least on the clock. backward: what becomes of gathered
     kv. Packs of every way are as large as memory allows."""
     candidates = [plans for packing in PACKINGS for plans in _candidates(batch, degree, cost, backward, packing)]
-    return min(candidates, key=lambda plans: lack_and_seconds(batch, plans, cost))
+    return min(candidates, key=lambda plans: lack_and_seconds(plans, cost))
 
 
 def _candidates(batch: Batch, degree: int, cost: Cost, backward: Mode, packing: Batching) -> Iterator[tuple[Plan, ...]]:

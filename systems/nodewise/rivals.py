@@ -22,7 +22,7 @@ from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
 from zbench.plans.plan import Plan
 from zbench.simulator.attention import programs
-from zbench.simulator.estimate.step import StepEstimate
+from zbench.simulator.estimate.step import StepEstimate, estimated_seconds
 from zbench.systems.common.mesh_groups import Method
 from zbench.systems.common.micro_batches import need_bytes
 from zbench.systems.flexsp.planner import FlexSP
@@ -70,7 +70,7 @@ class Rivals:
 
     def _even(self, own: Plans, batch: Batch, predicted: float | None) -> Plans:
         """Returns `own`, or what a system without pipelines plans where a step of that takes less."""
-        step = self._step_seconds(own, batch, predicted)
+        step = self._step_seconds(own, predicted)
         asked = (_plan_below(rival, batch, predicted) for rival in self.asked(nearness(batch, step, self.cost)))
         found = [plans for plans in asked if plans is not None]
         return min((own, *found), key=lambda plans: self._judged(plans, batch)) if found else own
@@ -78,31 +78,27 @@ class Rivals:
     def _unusual_or_pipelines(self, even: Plans, batch: Batch) -> Plans:
         """Returns pipelines, unless a step of `even` shards and the way there and back take less. Both are told by
         planners' estimate, which has no gathers beside messages."""
-        system = self.pipelines()
-        plans, executor = system.plan(batch), StepEstimate(self.cost)
-        other = executor.step(batch, even)
-        executor.start()
-        one = executor.step(batch, plans)
+        system, executor = self.pipelines(), StepEstimate(self.cost)
+        plans = system.plan(batch)
         change, layout = system.prices.seconds, plans[0].pipelines.layout if plans[0].pipelines else ()
-        seconds = one.seconds + change(system.usual, layout)
-        leaving = other.seconds + change(system.usual, ()) + change((), system.usual)
-        return plans if (one.out_of_memory, seconds) < (other.out_of_memory, leaving) else even
+        seconds = estimated_seconds(plans, self.cost) + change(system.usual, layout)
+        leaving = estimated_seconds(even, self.cost) + change(system.usual, ()) + change((), system.usual)
+        return plans if (not executor.fits(batch, plans), seconds) < (not executor.fits(batch, even), leaving) else even
 
     def _judged(self, plans: Plans, batch: Batch) -> tuple[bool, float]:
-        """Whether plans need more memory than there is, and the seconds of their step. Jobs with stages are played by
-        planners' estimate."""
-        if self.cost.pp == 1:
-            need = max(need_bytes(plan, self.cost) for plan in plans)
-            layer = sum(seconds_of(plan, programs(plan, self.cost), self.cost) for plan in plans)
-            return need > self.cost.cluster.device.memory_bytes, predicted_seconds(plans, layer, self.cost)
-        result = StepEstimate(self.cost).step(batch, plans)
-        return result.out_of_memory, result.seconds
+        """Whether plans need more memory than there is, and the seconds of their step. Jobs with stages are told by
+        planners' estimate, which has the collectives of ZeRO-1 once a step."""
+        need = max(need_bytes(plan, self.cost) for plan in plans)
+        if self.cost.pp > 1:
+            return need > self.cost.cluster.device.memory_bytes, estimated_seconds(plans, self.cost)
+        layer = sum(seconds_of(plan, programs(plan, self.cost), self.cost) for plan in plans)
+        return need > self.cost.cluster.device.memory_bytes, predicted_seconds(plans, layer, self.cost)
 
-    def _step_seconds(self, own: Plans, batch: Batch, predicted: float | None) -> float:
+    def _step_seconds(self, own: Plans, predicted: float | None) -> float:
         """The seconds of a step of `own`: played where no prediction of them is at hand. With stages, which wait for
         one another, a layer's seconds do not tell."""
         if predicted is None or self.cost.pp > 1:
-            return StepEstimate(self.cost).step(batch, own).seconds
+            return estimated_seconds(own, self.cost)
         return predicted_seconds(own, predicted, self.cost)
 
     def asked(self, near: float) -> Iterator[System]:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from zbench.cost.bound import bound_seconds
 from zbench.describe.batch import Batch
 from zbench.describe.model import Model
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN
@@ -88,8 +87,6 @@ class Candidate:
     def least(self, batches: Sequence[Batch], clock: Clock) -> list[float]:
         """Returns the seconds of each batch's step that no plan can beat, a little less for rounding; 0 where a clock
         does not tell."""
-        if clock is StepEstimate:
-            return [bound_seconds(batch, self.mesh.cost) for batch in batches]
         executor = clock(self.mesh.cost)
         if not isinstance(executor, Compares):
             return [0.0] * len(batches)

@@ -14,11 +14,11 @@ from tests.bench.choices import parts_of
 from zbench import CONF
 from zbench.plans.pipelines import Layout
 from zbench.simulated.executor import Simulated
-from zbench.simulator.estimate.changes import ChangePrices
 from zbench.simulator.steps.play import play_step
 from zbench.step.elements import elements_held
 from zbench.step.passes.parameters.switch import switch_step
 from zbench.step.template import Step
+from zbench.systems.hydraulis.changes import ChangePrices
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.ulysses import Ulysses
 

@@ -1,4 +1,4 @@
-"""Pipelines side by side, as Hydraulis plans them, by both clocks: seconds, fullest GPU, and where the seconds go.
+"""Pipelines side by side, as Hydraulis plans them, estimated and played: seconds, fullest GPU, and where they go.
 
 python -m tests.bench.pipelines     # a800_4x8, llama_7b, longtail_128k, ZeRO-1; about two minutes
 """
@@ -10,11 +10,12 @@ import numpy as np
 from hydra import compose, initialize_config_dir
 
 from tests.bench.stages import CONF
+from zbench.cost.memory.peak import peak_bytes
 from zbench.run.parts import Parts
 from zbench.run.settings import Settings
 from zbench.run.system import make_system
 from zbench.simulated.executor import Simulated
-from zbench.simulator.estimate.step import StepEstimate
+from zbench.simulator.estimate.step import estimated_seconds
 from zbench.simulator.steps.play import play_some_layers, play_step
 from zbench.step.passes.own_plans import plans_of_layouts
 
@@ -30,18 +31,15 @@ def row(pairs: str, every: bool) -> None:
     batch, executor = parts.batch(0), parts.executor
     assert isinstance(executor, Simulated)
     plans = tuple(make_system(config, parts.cost).plan(batch))
-    other = StepEstimate(parts.cost).step(batch, plans)
+    other, fullest = estimated_seconds(plans, parts.cost), int(peak_bytes(plans, parts.cost).max())
     begin = process_time()
     step = executor.built(batch, plans)
     built = process_time() - begin
     played = play_step(step, plans_of_layouts(plans), parts.cost.gpus)
     print(f"{plans[0].notes['strategy']}: {len(plans_of_layouts(plans))} micro-batches, {len(step.order)} instances")
-    print(f"  other clock {other.seconds:.4f} s, {max(other.peak_bytes) / 2**30:.2f} GiB, phases {other.phases}")
+    print(f"  estimate    {other:.4f} s, {fullest / 2**30:.2f} GiB")
     print(f"  whole step  {played.seconds:.4f} s, {played.memory.peak.max() / 2**30:.2f} GiB, settled {played.settled}")
     most = int(np.argmax(played.busy["compute"] + played.busy["attend"]))
-    for name, one in (("attention", other.attention_seconds), ("linear", other.linear_seconds)):
-        mine = played.busy["attend" if name == "attention" else "compute"]
-        print(f"  {name} of GPU {most}: {one[most]:.4f} and {mine[most]:.4f}")
     spent = {name: round(float(seconds[most]), 4) for name, seconds in played.spent.items() if seconds[most] > 1e-3}
     print(f"  its seconds: {spent}; processor seconds {built:.1f} + {process_time() - begin - built:.1f}")
     if every:

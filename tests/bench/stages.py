@@ -3,8 +3,8 @@
 python -m tests.bench.stages     # a800_4x8, llama_7b, ZeRO-1, longtail_128k in 16 micro-batches; about a minute
 python -m tests.bench.stages all # four of its micro-batches: all layers as one program, and with layers left out
 
-Four stages of a node (zbench.simulator.estimate.staged) with several systems, and one pipeline of tensor parallelism 8
-in four stages (zbench.simulator.estimate.pipelined), its micro-batches' sequences one after another. `no
+Four stages of a node with several systems, and one pipeline of tensor parallelism 8 in four stages
+(zbench.simulator.estimate.pipelined), its micro-batches' sequences one after another. `no
 links`, `none`, `no gathers`, `no reductions`: as in tests/bench/steps.py.
 """
 
@@ -18,7 +18,9 @@ from hydra import compose, initialize_config_dir
 from tests.bench.steps import case, faster, without
 from zbench import CONF
 from zbench.cost.cost import Cost
+from zbench.cost.groups import of_gpu
 from zbench.cost.job import make_cost
+from zbench.cost.memory.peak import peak_bytes
 from zbench.describe.batch import Batch
 from zbench.passes.reverse import reverse
 from zbench.plans.build import Builder
@@ -28,7 +30,7 @@ from zbench.plans.plan import Plan
 from zbench.run.parts import Parts
 from zbench.run.settings import Settings
 from zbench.run.system import make_system
-from zbench.simulator.estimate.step import StepEstimate
+from zbench.simulator.estimate.step import estimated_seconds
 from zbench.simulator.steps.play import play_some_layers, play_step
 from zbench.step.operations import GATHER, REDUCE
 from zbench.step.passes.build import whole_step
@@ -72,19 +74,19 @@ def gibs(peak: np.ndarray, stages: int) -> str:
 
 
 def row(name: str, of: Played) -> None:
-    batch, plans, cost, step, own = of
+    _, plans, cost, step, own = of
     prove_step(step)
-    older, begin = StepEstimate(cost).step(batch, plans), process_time()
+    older, begin = estimated_seconds(plans, cost), process_time()
     played = play_step(step, own, cost.gpus)
     clocked = process_time() - begin
     fast = make_cost(faster(cost.gpus.cluster), cost.gpus.model)
-    alone, quick = StepEstimate(fast).step(batch, plans).seconds, play_step(step, own, fast.gpus).seconds
+    alone, quick = estimated_seconds(plans, fast), play_step(step, own, fast.gpus).seconds
     kinds = (GATHER, REDUCE), (GATHER,), (REDUCE,)
     left = [play_step(without(step, one), own, cost.gpus).seconds for one in kinds]
     print(
-        f"| {name} | {older.seconds:.3f} | {played.seconds:.3f} ({played.seconds / older.seconds - 1:+.1%}) | "
+        f"| {name} | {older:.3f} | {played.seconds:.3f} ({played.seconds / older - 1:+.1%}) | "
         f"{quick / alone - 1:+.2%} | {left[0]:.3f} | {left[1]:.3f} | {left[2]:.3f} | "
-        f"{gibs(np.array(older.peak_bytes), 4)} | {gibs(played.memory.peak, 4)} | {1e3 * clocked:.0f} |",
+        f"{gibs(of_gpu(peak_bytes(plans, cost), cost.tp), 4)} | {gibs(played.memory.peak, 4)} | {1e3 * clocked:.0f} |",
         flush=True,
     )
 

@@ -78,7 +78,7 @@ def test_zero3_gathers_twice_and_reduces_in_every_micro_batch(cost: Cost, spans:
         sharing = Sharing(sharded(cost, sharding))
         for at, (forward, backward) in enumerate(spans):
             if sharing.of.every_micro_batch or at == 0:
-                sharing.forward(forward, 0.0, moved=False)
+                sharing.forward(forward, 0.0)
             if sharing.of.reduced or at == count - 1:
                 sharing.backward(backward, 0.0)
         assert (sharing.gathers, sharing.reductions) == (gathers, reductions)
@@ -94,14 +94,16 @@ def test_pipelines_keep_their_parameters_for_the_step(uneven: Cost) -> None:
     assert not Collectives.of(three, everything(three)).reduced
 
 
-@given(costs(), seconds, seconds)
-def test_what_moved_hides_nothing(cost: Cost, span: float, nic: float) -> None:
-    sharing, at_rest = Sharing(Collectives.of(cost)), Sharing(Collectives.of(cost))
-    late = sharing.of.forward(span, nic)
-    assert at_rest.forward(span, nic, moved=False) == (late if sharing.of.every_step else 0)
-    assert at_rest.moving == 0
-    assert sharing.forward(span, nic, moved=True) == pytest.approx(max(late, sharing.of.gather))
-    assert sharing.exposed == pytest.approx(late + sharing.moving)
+@given(costs(), seconds, seconds, st.floats(0, 1))
+def test_what_is_once_a_step_is_beside_its_first_forward_and_last_backward(
+    cost: Cost, first: float, last: float, busy: float
+) -> None:
+    for name in ("none", "zero1", "zero2", "zero3"):
+        of = sharded(cost, name)
+        ahead, back = first / of.passes, last * (of.passes - 1) / of.passes
+        gather = of.forward(ahead, busy * ahead) if name in ("zero1", "zero2") else 0.0
+        reduction = of.backward(back, busy * back) if name in ("none", "zero1") else 0.0
+        assert of.once_seconds(first, last, busy) == pytest.approx(gather + reduction)
 
 
 @given(costs(), st.floats(1e-3, 10))
@@ -117,7 +119,7 @@ def test_a_micro_batch_with_its_own_collectives(cost: Cost, layers: float) -> No
 @given(costs(), seconds, seconds)
 def test_plain_data_parallelism_sums_twice_and_gathers_nothing(cost: Cost, span: float, nic: float) -> None:
     none, one = Sharing(sharded(cost, "none")), sharded(cost, "zero1")
-    assert none.forward(span, nic, moved=False) == 0
+    assert none.forward(span, nic) == 0
     assert none.backward(span, nic) == none.of.backward(span, nic) >= one.backward(span, nic)
     assert (none.nic_bytes == 2 * one.reduce_bytes).all()
     assert none.seconds == 2 * one.reduce

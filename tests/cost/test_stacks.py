@@ -1,8 +1,7 @@
-"""Jobs with pipeline stages: against the closed form, against Hydraulis' pipelines, and turn by turn."""
+"""Jobs with pipeline stages: planners' seconds and memory, against the closed form and Hydraulis' pipelines. Whole
+steps with stages: tests/simulator/steps/test_stages.py."""
 
-from collections import defaultdict
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -29,11 +28,10 @@ from zbench.plans.patterns import local, ring
 from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import Plan
 from zbench.proof.verify import OutOfMemory, verify, verify_step
+from zbench.simulated.executor import Simulated
 from zbench.simulator.attention import programs
 from zbench.simulator.estimate.layers import ClockState, Layers
-from zbench.simulator.estimate.one_f_one_b import schedule, turns
-from zbench.simulator.estimate.staged import hop_bytes, hop_seconds, run
-from zbench.simulator.estimate.step import StepEstimate
+from zbench.simulator.estimate.step import estimated_seconds
 from zbench.systems.bytescale.planner import ByteScale
 from zbench.systems.ring import Ring
 
@@ -73,10 +71,9 @@ def laid(
     return Batch(np.array(every), 0, 0), tuple(plans)
 
 
-def layers_end(cost: Cost, batch: Batch, plans: tuple[Plan, ...]) -> tuple[float, float]:
-    """(seconds until all micro-batches are done, the bubble)."""
-    step = StepEstimate(cost).step(batch, plans)
-    return step.seconds - step.phases["gradients"] - step.phases["optimizer"], step.phases["bubble"]
+def layers_end(cost: Cost, plans: tuple[Plan, ...]) -> float:
+    """Seconds until all micro-batches are done, where gathers and reductions take none."""
+    return estimated_seconds(plans, cost) - cost.optimizer_seconds()
 
 
 # -- what cannot be ---------------------------------------------------------------------------------
@@ -101,22 +98,6 @@ def test_stages_that_cannot_be_alike_are_refused(nodes: int, pp: int, model: dic
 
 
 # -- time -------------------------------------------------------------------------------------------
-@given(st.integers(1, 6), st.integers(1, 9))
-def test_turns_are_those_of_the_schedule(stages: int, count: int) -> None:
-    """Of equal micro-batches: every stage's order is that of its starts, and what is waited for comes before."""
-    found = schedule(np.ones((stages, count)), np.ones((stages, count)), np.zeros((stages - 1, count)))
-    done: set[tuple[int, bool, int]] = set()
-    mine = defaultdict(list)
-    for stage, backward, micro in turns(stages, count):
-        before = stage + 1 if backward else stage - 1
-        assert not 0 <= before < stages or (before, backward, micro) in done
-        assert not backward or (stage, False, micro) in done
-        done.add((stage, backward, micro))
-        mine[stage].append((found.backward if backward else found.forward)[stage, micro])
-    assert len(done) == 2 * stages * count
-    assert all(starts == sorted(starts) for starts in mine.values())
-
-
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize(
     ("rings", "near"), [(False, 1e-4), (True, 1e-2)]
@@ -125,10 +106,10 @@ def test_turns_are_those_of_the_schedule(stages: int, count: int) -> None:
 def test_equal_micro_batches_take_m_and_p_minus_1_of_a_stage(
     pp: int, count: int, rings: bool, near: float, recompute: str
 ) -> None:
-    """(m + p - 1)(f + b), of which the bubble is (p - 1)(f + b), where messages take no time."""
+    """(m + p - 1)(f + b), where messages take no time."""
     cost = without_network(job(4, 2, pp, recompute=recompute))
     ranks = list(range(cost.cluster.num_ranks))
-    batch, plans = laid(cost, [[(16_384, ranks)] if rings else [(4096, [rank]) for rank in ranks]] * count)
+    _, plans = laid(cost, [[(16_384, ranks)] if rings else [(4096, [rank]) for rank in ranks]] * count)
     forward, backward = programs(plans[0], cost)
     linear = cost.linear_seconds(plans[0].tokens_per_rank)
     state = ClockState.zero(cost.cluster)
@@ -137,21 +118,19 @@ def test_equal_micro_batches_take_m_and_p_minus_1_of_a_stage(
     for part, seconds in ((forward, linear), *([(forward, linear)] if recompute == "full" else []), (backward, back)):
         Layers(part, seconds, cost.layers).play(state)
     stage = state.ready.max()
-    seconds, bubble = layers_end(cost, batch, plans)
-    assert seconds == pytest.approx((count + pp - 1) * stage, rel=near)
-    assert bubble == pytest.approx((pp - 1) * stage, rel=near)
+    assert layers_end(cost, plans) == pytest.approx((count + pp - 1) * stage, rel=near)
 
 
 def test_the_bubble_grows_with_stages_and_its_share_shrinks_with_micro_batches() -> None:
+    """Of whole steps."""
     bubbles = []
     for pp in (2, 4):
         cost = without_network(job(4, 2, pp))
         whole = list(range(cost.cluster.num_ranks))
         shares = []
         for count in (1, 2, 4, 8):
-            batch, plans = laid(cost, [[(32_768 // count, whole)]] * count)
-            seconds, bubble = layers_end(cost, batch, plans)
-            shares.append(bubble / seconds)
+            step = Simulated(cost).step(*laid(cost, [[(32_768 // count, whole)]] * count))
+            shares.append(np.mean(step.seconds_for["waiting_stages"]) / step.seconds)
         assert shares == sorted(shares, reverse=True)
         bubbles.append(shares)
     assert all(few < many for few, many in zip(*bubbles, strict=True))
@@ -159,25 +138,21 @@ def test_the_bubble_grows_with_stages_and_its_share_shrinks_with_micro_batches()
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_whole_sequences_take_as_long_as_in_pipelines(recompute: str) -> None:
-    """Pipelines (zbench.simulator.estimate.pipelined) have a schedule and accounts of their own; here four nodes of one
-    GPU in a row take as long in both."""
+    """Pipelines (zbench.simulator.estimate.pipelined) have accounts of their own; here four nodes of one GPU in a row
+    take as long in both, where messages take no time."""
     cost = small(4, 1)
     cost = replace(cost, model=replace(cost.model, sharding="zero1", recompute=recompute))
     stage = stacked(cost, 4)
     lengths = [900, 4000, 30, 2500, 2500, 7000]
-    batch, plans = laid(stage, [[(length, [0])] for length in lengths])
+    _, plans = laid(stage, [[(length, [0])] for length in lengths])
     _, alone = laid(cost, [[(length, [0])] for length in lengths])
     of = Pipelines(np.array([0]), np.array([1]), np.array([4]))
-    one = StepEstimate(stage).step(batch, plans)
-    other = StepEstimate(cost).step(batch, tuple(plan.with_(pipelines=of) for plan in alone))
-    shown = [step.seconds - step.phases["gradients"] for step in (one, other)]
-    assert shown[0] == pytest.approx(shown[1], rel=1e-9)
-    for name in ("attention_seconds", "linear_seconds"):
-        assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-9)
+    side_by_side = tuple(plan.with_(pipelines=of) for plan in alone)
+    one, other = layers_end(without_network(stage), plans), layers_end(without_network(cost), side_by_side)
+    assert one == pytest.approx(other, rel=1e-6)
     (mine,), theirs = moments_of_stages(stage), pipeline_moments(cost, 1, 4)
-    held = [np.array(step.peak_bytes) - of.state for step, of in ((one, mine), (other, theirs))]
-    assert held[0] == pytest.approx(held[1], abs=2)
-    assert one.phases["forward"] == pytest.approx(other.phases["forward"])
+    both = peak_bytes(plans, stage) - mine.state, peak_bytes(side_by_side, cost) - theirs.state
+    assert both[0] == pytest.approx(both[1], abs=2)
 
 
 @st.composite
@@ -195,61 +170,31 @@ def jobs(draw: st.DrawFn, tokens: int = 6000) -> tuple[Cost, Batch, ByteScale]:
     )
 
 
-@settings(max_examples=20)
-@given(jobs())
-def test_turns_keep_order_data_and_memory(case: tuple[Cost, Batch, ByteScale]) -> None:
-    cost, batch, system = case
-    plans = system.plan(batch)
-    stages, ranks, nothing = cost.pp, cost.cluster.num_ranks, 1e-12
-    spans = defaultdict(list)  # of a rank of a stage
-    begin, end = (np.zeros((2, stages, len(plans), ranks)) for _ in range(2))
-    for turn in run(plans, [programs(plan, cost) for plan in plans], cost):
-        place = int(turn.backward), turn.stage, turn.micro
-        begin[place], end[place] = turn.begin, turn.end
-        for rank in np.flatnonzero(turn.end > turn.begin).tolist():
-            spans[turn.stage, rank].append((turn.begin[rank], turn.end[rank]))
-    for mine in spans.values():
-        assert all(one[1] <= other[0] + nothing for one, other in pairwise(mine))
-    for micro, plan in enumerate(plans):
-        has, hop = plan.tokens_per_rank > 0, hop_seconds(plan, cost)
-        for s in range(stages - 1):
-            assert (begin[0, s + 1, micro] >= end[0, s, micro] + hop - nothing)[has].all()
-            assert (begin[1, s, micro] >= end[1, s + 1, micro] + hop - nothing)[has].all()
-        for s in range(stages):
-            ahead = micro + stages - s
-            if ahead < len(plans):  # this one's backward is before that one's forward
-                both = has & (plans[ahead].tokens_per_rank > 0)
-                assert (end[1, s, micro] <= begin[0, s, ahead] + nothing)[both].all()
-
-
 @settings(max_examples=25)
 @given(jobs())
 def test_no_step_is_faster_than_the_bound(case: tuple[Cost, Batch, ByteScale]) -> None:
     cost, batch, system = case
     plans = system.plan(batch)
     verify_step(batch, plans)
-    step = StepEstimate(cost).step(batch, plans)
-    assert bound_seconds(batch, cost) <= step.seconds * (1 + 1e-9)
-    assert step.seconds == StepEstimate(cost).step(batch, plans).seconds
-    assert 0 <= step.phases["bubble"] <= step.seconds
+    assert bound_seconds(batch, cost) <= estimated_seconds(plans, cost) * (1 + 1e-9)
 
 
 def test_the_bound_is_reached_by_many_equal_micro_batches() -> None:
     cost = without_network(job(4, 2, 4))
     batch, plans = laid(cost, [[(8192, [rank]) for rank in range(2)]] * 64)
-    step = StepEstimate(cost).step(batch, plans)
-    assert 0.95 * 64 / 67 < bound_seconds(batch, cost) / step.seconds <= 64 / 67 * (1 + 1e-3)
+    seconds = estimated_seconds(plans, cost)
+    assert 0.95 * 64 / 67 < bound_seconds(batch, cost) / seconds <= 64 / 67 * (1 + 1e-3)
 
 
 @pytest.mark.parametrize("sharding", ["zero2", "zero3"])
 @pytest.mark.parametrize(("pp", "count"), [(2, 1), (2, 5), (4, 8)])
 def test_every_turn_pays_for_what_it_does_not_hide(pp: int, count: int, sharding: str) -> None:
-    """Of equal micro-batches on a slow network inside nodes, between which messages take no time, each turn takes what
-    its stage's parameters and gradients do; with ZeRO-2 parameters come once, before the first forward."""
+    """Of equal micro-batches on a slow network each takes what its stage's parameters and gradients do; with ZeRO-2
+    parameters come once, before the first forward."""
     cost = job(4, 2, pp, sharding=sharding, vocab=1)
     slow = replace(cost.cluster, nic_bandwidth=1e30, nic_latency=0.0, nvlink_bandwidth=1e9)
     cost = replace(cost, cluster=slow)
-    batch, plans = laid(cost, [[(64, [rank]) for rank in range(cost.cluster.num_ranks)]] * count)
+    _, plans = laid(cost, [[(64, [rank]) for rank in range(cost.cluster.num_ranks)]] * count)
     of, state = Collectives.of(cost), ClockState.zero(cost.cluster)
     forward, backward = programs(plans[0], cost)
     Layers(forward, cost.linear_seconds(plans[0].tokens_per_rank), cost.layers).play(state)
@@ -261,33 +206,7 @@ def test_every_turn_pays_for_what_it_does_not_hide(pp: int, count: int, sharding
     assert gathers > there
     assert of.backward(back, 0.0) > back
     once = gathers if sharding == "zero2" else 0.0
-    step = StepEstimate(cost).step(batch, plans)
-    assert step.seconds - step.phases["optimizer"] == pytest.approx(once + (count + pp - 1) * turns_of_all, rel=1e-3)
-    mine = count * of.backward(back, 0.0) + (gathers * count if sharding == "zero3" else gathers)
-    assert step.phases["gradients"] == pytest.approx(mine, rel=1e-9)
-
-
-# -- bytes ------------------------------------------------------------------------------------------
-@settings(max_examples=15)
-@given(jobs())
-def test_bytes_are_those_of_the_rings_the_hops_and_the_gradients(case: tuple[Cost, Batch, ByteScale]) -> None:
-    """As a job of one stage's cluster that has all layers sends them, and hidden states there and back."""
-    cost, batch, system = case
-    plans = system.plan(batch)
-    alone = replace(cost, pp=1)
-    one, all_ = StepEstimate(cost).step(batch, plans), StepEstimate(alone).step(batch, plans)
-    passes, micro_batches = {"none": 0, "zero1": 1, "zero2": 1, "zero3": 2 * len(plans)}, len(plans)
-    gathers = passes[cost.model.sharding]
-    reductions = micro_batches if cost.model.sharding in ("zero2", "zero3") else 1
-    each = [
-        gathers * of.gather_bytes + reductions * of.reduce_bytes for of in (Collectives.of(cost), Collectives.of(alone))
-    ]
-    hops = 2 * (cost.pp - 1) * sum(float(hop_bytes(plan, cost).sum()) for plan in plans)
-    for name in ("nic_tx_bytes", "nic_rx_bytes"):
-        mine, theirs = (np.array(getattr(step, name)) for step in (one, all_))
-        assert len(mine) == cost.whole.num_nics
-        assert mine.sum() - cost.pp * each[0].sum() == theirs.sum() - each[1].sum() + hops
-    assert one.nvlink_bytes == all_.nvlink_bytes
+    assert layers_end(cost, plans) == pytest.approx(once + (count + pp - 1) * turns_of_all, rel=1e-3)
 
 
 # -- memory -----------------------------------------------------------------------------------------
@@ -354,9 +273,8 @@ def test_every_system_plans_a_stage(which: Variant) -> None:
     plans = (system if getattr(system, "plans_stages", False) else Dealt(system, 3)).plan(batch)
     verify_step(batch, plans, cost)
     assert len(plans) >= 3
-    step = StepEstimate(cost).step(batch, plans)
-    assert step.seconds >= bound_seconds(batch, cost)
-    assert len(step.attention_seconds) == len(step.peak_bytes) == 16
+    assert estimated_seconds(plans, cost) >= bound_seconds(batch, cost)
+    assert len(peak_bytes(plans, cost)) == 16
 
 
 def test_tensor_parallel_groups_have_stages_too() -> None:
@@ -367,7 +285,7 @@ def test_tensor_parallel_groups_have_stages_too() -> None:
     batch = Batch(np.array([9000, 4000, 700, 300]), 0, 0)
     plans = Dealt(Ring(cost), 2).plan(batch)
     verify_step(batch, plans, cost)
-    assert StepEstimate(cost).step(batch, plans).seconds >= bound_seconds(batch, cost)
+    assert estimated_seconds(plans, cost) >= bound_seconds(batch, cost)
 
 
 @given(batches(3000, 12), st.integers(1, 6))

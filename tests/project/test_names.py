@@ -17,10 +17,8 @@ SHARED = {
     "table": "every figure's module: what it draws, of records (zbench.figures)",
     "draw": "every figure's module: its table on axes (zbench.figures)",
     "where": "every figure's module: the line that says what its runs are (zbench.figures)",
-    "hop_seconds": "how long messages take to the next; stages have their own until a step is one kind of plan",
     "verify": "the library's, which calls the proof's with the cluster and model of a step's plans",
     "install": "every adapter's: puts the planner into its framework (zbench.adapters)",
-    "play": "a step with stages on the clock; two kinds of stages until a step is one kind of plan",
 }
 
 

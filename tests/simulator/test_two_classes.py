@@ -60,7 +60,6 @@ DIGESTS: dict[str, tuple[str, ...]] = {
     "fcp": ("c7bf53637355fa01", "dc6dbb5165049d60", "f004cfc58372f51c"),
     "flexsp": ("c692406976730278", "ab73d6df19e5338d", "003dcbd106ad6a38"),
     "flexsp_batch_ada": ("726578a2a26ccbd8", "ce899e9f75dc6e3f", "ca6238d9c59bc160"),
-    "hydraulis": ("74df14d123c325d1", "fde3fdafdf14e534", "f317b31643c4c7be"),
     "local_packing": ("6109309bf73bacdb", "8a175f73c7ca52e3", "a05981a876b73b4a"),
     "loongtrain": ("9fed404d11958316", "1d3724807c488c53", "58fb9adbfa52acb9"),
     "nodewise": ("b09a1e2131d76b8c", "64b703ee482d97ef", "0f38bddbadf38627"),

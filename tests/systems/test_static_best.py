@@ -149,9 +149,9 @@ def test_no_step_is_played_twice() -> None:
     played: list[str] = []
 
     class Counted(StepEstimate):
-        def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
+        def compared_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
             played.append(batch.digest)
-            return StepEstimate(self.cost).step(batch, plans)
+            return StepEstimate(self.cost).compared_seconds(batch, plans)
 
     batches = [study_of(cost, 2000).batch(number) for number in range(4)]
     candidate = Candidate(cost.model, Mesh(cost, "ring", 2, "balanced"))
@@ -216,9 +216,9 @@ def test_plans_that_are_the_same_are_played_once() -> None:
     cost, played = small(2, 2), list[str]()
 
     class Counted(StepEstimate):
-        def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
+        def compared_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
             played.append(batch.digest)
-            return StepEstimate(self.cost).step(batch, plans)
+            return StepEstimate(self.cost).compared_seconds(batch, plans)
 
     batch, known = study_of(cost, 2000).batch(0), KnownPlays()
     mesh = Mesh(cost, "ring", 4, "balanced", 100_000)

@@ -63,9 +63,10 @@ def check_step(
         memory = str(error)
         if not _NO_ROOM.fullmatch(memory):
             faults.append(f"out of memory is told so: {memory}")
-    result = StepEstimate(cost).step(batch, plans)
-    faults += step_faults(result, cost)
-    if result.out_of_memory != bool(memory):
+    estimate = StepEstimate(cost)
+    if cost.pp == 1 and plans[0].pipelines is None:
+        faults += step_faults(estimate.step(batch, plans), cost)
+    if estimate.fits(batch, plans) == bool(memory):
         faults.append(f"verified, it {'does not fit' if memory else 'fits'} its memory; simulated it is otherwise")
     faults += whole_step_faults(batch, plans, cost, strategy)
     return StepCheck(memory, tuple(faults))

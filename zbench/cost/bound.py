@@ -56,9 +56,9 @@ def bound_seconds(batch: Batch, cost: Cost) -> float:
     return Least.of(batch, cost).both + cost.optimizer_seconds()
 
 
-def ceiling_seconds(batch: Batch, cost: Cost, of: Collectives, pipelines: bool = False) -> float:
+def ceiling_seconds(batch: Batch, cost: Cost, of: Collectives) -> float:
     """Returns the seconds of a step that no plan of `batch` can beat if parameters are gathered, and gradients reduced,
-    as `of` has it. pipelines: the plan has pipelines, which need not begin and end together."""
+    as `of` has it, without pipelines of its own."""
     least, gather = Least.of(batch, cost), of.gather if of.every_step else 0.0
     last = of.reduce / of.num_layers  # the first layer's gradients, which nothing is left to hide
     ahead = gather + gather / of.num_layers  # before the last layer's forward begins, and that takes so long at least
@@ -66,8 +66,6 @@ def ceiling_seconds(batch: Batch, cost: Cost, of: Collectives, pipelines: bool =
     if of.every_micro_batch:  # ranks meet between forward and backward
         whole = of.gather + of.reduce + least.backward / of.num_layers
         ends.append(max(least.forward, ahead) + max(least.backward + last, whole))
-    elif pipelines:
-        ends += [of.reduce + least.both / of.num_layers, ahead + last]
     else:
         ends.append(ahead + of.reduce + max(least.both - ahead, 0.0) / of.num_layers)
     return cost.optimizer_seconds() + max(ends)

@@ -134,6 +134,17 @@ class Collectives:
         more = self.reduce + (self.gather if self.every_micro_batch else 0.0) - span
         return max(self.reduce / self.num_layers, span / self.num_layers + more, nic + more)
 
+    def once_seconds(self, first: float, last: float, busy: float) -> float:
+        """Gives what one gather and one reduction add to a step, as with ZeRO-1: nothing where both are in every
+        micro-batch.
+
+        first, last: seconds of the layers of the first micro-batch, whose forward the gather is beside, and of the
+        last, whose backward the reduction is. busy: the share of the time in which layers keep the busiest NIC busy.
+        """
+        ahead, back = first / self.passes, last - last / self.passes
+        shown = 0.0 if self.every_micro_batch or not self.every_step else self.forward(ahead, busy * ahead)
+        return shown if self.reduced else shown + self.backward(back, busy * back)
+
     def micro_batch_seconds(self, layers: float) -> float:
         """Gives the seconds of a micro-batch whose layers take `layers` on the slowest rank, with its own collectives.
 
@@ -149,15 +160,13 @@ class Collectives:
 
 @dataclass(slots=True)
 class Sharing:
-    """The collectives of one step so far, added up. gathers, reductions: how many. exposed: seconds that nothing hid,
-    `moving` of them because parameters had to be in other places than in the step before. Its methods return what they
-    add to that."""
+    """The collectives of one step so far, added up. gathers, reductions: how many. exposed: seconds that nothing hid.
+    Its methods return what they add to that."""
 
     of: Collectives
     gathers: int = 0
     reductions: int = 0
     exposed: float = 0.0
-    moving: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -169,16 +178,9 @@ class Sharing:
         """Bytes through every NIC, int64 [num_nics], each way."""
         return self.gathers * self.of.gather_bytes + self.reductions * self.of.reduce_bytes
 
-    def forward(self, span: float, nic: float, moved: bool) -> float:
-        """Adds a forward's gather and returns the seconds that nothing hides of it. moved: parameters were in other
-        places in the step before; then nothing of the gather is hidden, as the buffers that it fills are laid out anew
-        before the first layer can begin."""
-        if not (self.of.every_step or moved):
-            return 0.0
-        late = self.of.forward(span, nic)
-        moving = max(0.0, self.of.gather - late) if moved else 0.0
-        self.moving += moving
-        return self._add(1, 0, late + moving)
+    def forward(self, span: float, nic: float) -> float:
+        """Adds a forward's gather and returns the seconds that nothing hides of it."""
+        return self._add(1, 0, self.of.forward(span, nic)) if self.of.every_step else 0.0
 
     def backward(self, span: float, nic: float) -> float:
         """Adds a backward's reduction (with ZeRO-3 its gather too) and returns the seconds that nothing hides of

@@ -3,7 +3,7 @@
 Stages are parts of the layers, equal ones unless a run says how many each has, on equal parts of the nodes, in order.
 The ranks with one place in every stage are a stack: they have the same tokens of every micro-batch, one stage after the
 other. So a plan is one of a stage, rings and all, and planners see a cluster of as many nodes as a stage has. What
-stages cost is played by zbench.simulator.estimate.staged.
+stages cost is told by whole steps (zbench.simulator.steps), and by zbench.simulator.estimate.step to planners.
 
 Parameters of the embedding and the head are counted as spread over all stages, the head's work on the last one. Of
 pipelines as a planner's choice, with other shapes side by side and without rings between them, see zbench.cost.stage.

@@ -15,6 +15,7 @@ from zbench.cost.cost import HIDDEN, SHOWN, Cost
 from zbench.cost.recompute import is_selective
 from zbench.describe.arrays import Floats
 from zbench.describe.degrees import ShardDegrees
+from zbench.describe.links import NIC
 from zbench.describe.model import CUT_BY_SLICES, Model
 from zbench.describe.units import with_noun
 from zbench.plans.pipelines import Pipelines
@@ -117,6 +118,44 @@ class Stage:
     def head_seconds(self, tokens: Ints) -> Floats:
         """Returns the seconds of output projection and loss, split over the vocabulary, forward and backward."""
         return np.asarray(self.cost.head_seconds(-(-tokens // self.tp)), np.float64)
+
+    def hop_seconds(self, tokens: Ints) -> Floats:
+        """Returns the seconds of a micro-batch's messages from stage to stage, one way.
+
+        Every rank sends its share of the hidden states to the rank with its place in the next stage, over the slowest
+        of the links that those of a stage take; those of a node that are tied to one NIC take turns with it.
+        """
+        cost, cluster = self.cost, self.cost.cluster
+        first = self.tp * np.arange(self.pp)
+        ranks = first[:-1, None] + np.arange(self.tp)
+        links = cluster.link_of(ranks, ranks + self.tp)
+        slowest = cost.transfer_seconds(np.ones(links.shape), links).argmax(axis=1)
+        link = np.take_along_axis(links, slowest[:, None], axis=1)[:, 0]
+        gpus = min(self.tp, cluster.gpus_per_node)
+        nics = np.array([len(np.unique(cluster.nic_of[at : at + gpus])) for at in first[:-1].tolist()])
+        sharing = np.where(link == NIC, gpus / np.maximum(nics, 1), 1.0)
+        share = self.hidden_bytes(tokens) / self.tp
+        together = cost.transfer_seconds(sharing[:, None] * share, link[:, None])
+        seconds = np.maximum(together, cost.message_seconds(share[None], link[:, None]))
+        return np.asarray((seconds + cost.latency_seconds(link)[:, None]).sum(axis=0), np.float64)
+
+    def pass_seconds(self, tokens: Ints, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
+        """Returns the seconds of a layer, forward and backward, of micro-batches. tokens: int64 [n]. forward, backward:
+        float64 [n], of its attention on every rank, without a forward that runs again."""
+        again = 1 if self.cost.model.recompute == "full" else 0
+        linear, gather = self.linear_seconds(tokens), self.gather_seconds(tokens)
+        gathers, gathers_back, _ = self.gathers()
+        back = backward + again * forward + (2 + again) * linear + self.again_seconds(tokens) + gathers_back * gather
+        return forward + linear + gathers * gather, back
+
+    def micro_batch_seconds(self, tokens: Ints, layer: Floats) -> Floats:
+        """Returns the seconds of micro-batches on a stage, all of its layers and its share of messages. layer: of one
+        of them, both passes.
+
+        A micro-batch makes the round of 2 (pp - 1) messages while pp are under way, so each costs that share of its
+        own.
+        """
+        return self.layers * layer + 2 * self.hop_seconds(tokens) / self.pp
 
     def gathers(self) -> tuple[int, int, int]:
         """Returns the numbers of a layer's gathers, (forward, backward, behind matmuls in the backward); a forward that

@@ -3,7 +3,7 @@
 All tokens of a pipeline are at home on its first rank, its lead, where they attend; what the plan says of the lead
 holds for the group. A stage is tp consecutive ranks with 1 / pp of the layers, which it splits between them
 (zbench.cost.stage says at what cost); stages run micro-batches one forward, one backward
-(zbench.simulator.estimate.one_f_one_b).
+(zbench.step.passes.pipeline).
 """
 
 from dataclasses import dataclass

@@ -1,16 +1,15 @@
-"""Plans with pipelines: what is refused, schedules, seconds, bytes and memory against countings of their own."""
+"""Plans with pipelines: what is refused, and planners' seconds and memory against countings of their own. Whole
+steps of them: tests/simulator/steps/test_side_by_side.py."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.oracles import small
-from tests.helpers.strategies import batches, costs
-from zbench.cost.collective import GRADIENT_BYTES
+from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
 from zbench.cost.gathers import every_nic, everything, nic_bytes
 from zbench.cost.memory.lines import MemoryLines
@@ -24,10 +23,7 @@ from zbench.plans.patterns import local
 from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import Ops, Plan
 from zbench.proof.verify import OutOfMemory, PlanError, verify, verify_step
-from zbench.simulator.estimate.one_f_one_b import schedule
-from zbench.simulator.estimate.pipelined import lines
-from zbench.simulator.estimate.step import StepEstimate
-from zbench.systems.hydraulis.planner import Hydraulis
+from zbench.simulator.estimate.step import estimated_seconds
 
 
 def pipelines(*rows: tuple[int, int, int]) -> Pipelines:
@@ -50,41 +46,41 @@ def laid(cost: Cost, of: Pipelines | None, micro: list[dict[int, list[int]]]) ->
 
 
 # -- one forward, one backward ----------------------------------------------------------------------
-@given(st.integers(1, 6), st.integers(1, 12), st.floats(0.1, 5), st.floats(0.1, 5))
-def test_equal_micro_batches_take_v_and_pp_minus_1(stages: int, count: int, forward: float, backward: float) -> None:
-    ones = np.ones((stages, count))
-    found = schedule(forward * ones, backward * ones, 0 * ones[1:])
-    assert found.ready[0] == pytest.approx((count + stages - 1) * (forward + backward))
-    assert not found.waited.any()
-
-
-@given(st.integers(1, 5), st.integers(1, 8), st.randoms(use_true_random=False))
-def test_schedules_keep_order_data_and_memory(stages: int, count: int, random) -> None:  # type: ignore[no-untyped-def]
-    def some(*shape: int) -> np.ndarray:
-        return np.array([random.choice((0.1, 1.0, 3.0)) for _ in range(int(np.prod(shape)))]).reshape(shape)
-
-    forward, backward, hops = some(stages, count), some(stages, count), some(stages - 1, count)
-    found = schedule(forward, backward, hops)
-    f_end, b_end = found.forward + forward, found.backward + backward
-    assert (found.forward[1:] >= f_end[:-1] + hops - 1e-9).all()
-    assert (found.backward[:-1] >= b_end[1:] + hops - 1e-9).all()
-    assert (found.backward[-1] >= f_end[-1] - 1e-9).all()
-    for s in range(stages):
-        spans = sorted([*zip(found.forward[s], f_end[s], strict=True), *zip(found.backward[s], b_end[s], strict=True)])
-        assert all(one[1] <= other[0] + 1e-9 for one, other in pairwise(spans))
-        for at in found.forward[s]:  # micro-batches begun and not yet ended
-            assert ((found.forward[s] <= at) & (b_end[s] > at + 1e-9)).sum() <= stages - s
-    assert found.ready == pytest.approx(b_end.max(axis=1))
-    assert found.waited.max() <= found.ready.max()
+def one_forward_one_backward(forward: list[float], backward: list[float], stages: int) -> float:
+    """When the first stage has ended its last backward, where messages take no time: stage s begins with stages - s
+    forwards, and a backward and a forward take turns."""
+    count, ends = len(forward), dict[tuple[bool, int, int], float]()
+    orders = []
+    for stage in range(stages):
+        ahead = min(stages - stage, count)
+        turns = [(False, i) for i in range(ahead)]
+        for i in range(count):
+            turns += [(True, i)] + [(False, ahead + i)] * (ahead + i < count)
+        orders.append(turns)
+    free = [0.0] * stages
+    while any(orders):
+        for stage, turns in enumerate(orders):
+            if not turns:
+                continue
+            back, i = turns[0]
+            before = stage + 1 if back else stage - 1
+            if 0 <= before < stages and (back, before, i) not in ends:
+                continue
+            turns.pop(0)
+            begin = max(free[stage], ends.get((back, before, i), 0.0))
+            free[stage] = ends[back, stage, i] = begin + (backward if back else forward)[i]
+    return free[0]
 
 
 @given(st.lists(st.sampled_from((0.1, 0.5, 1.0, 2.0, 5.0, 20.0)), min_size=1, max_size=12), st.integers(2, 8))
 def test_lightest_first_takes_no_longer_than_the_sum_and_the_longest_again(each: list[float], stages: int) -> None:
     """Hydraulis' objective says so; in other orders it can take 1.7 times as long."""
-    times = np.tile(np.sort(each), (stages, 1))
-    found = schedule(times, 2 * times, np.zeros((stages - 1, len(each))))
+    times = sorted(each)
+    played = one_forward_one_backward(times, [2 * one for one in times], stages)
     most = 3 * (sum(each) + (stages - 1) * max(each))
-    assert 0.8 * most <= found.ready[0] <= most * (1 + 1e-9)
+    assert 0.8 * most <= played <= most * (1 + 1e-9)
+    if len(set(each)) == 1:
+        assert played == pytest.approx(most)
 
 
 # -- what cannot be ---------------------------------------------------------------------------------
@@ -133,97 +129,47 @@ def test_single_ranks_as_pipelines_take_as_long_as_without() -> None:
     cost = small(1, 4)
     cost = replace(cost, model=replace(cost.model, sharding="zero1"))
     micro = [{0: [900, 300], 1: [2000], 3: [17]}, {0: [4000], 2: [1]}]
-    batch, plain = laid(cost, None, micro)
+    _, plain = laid(cost, None, micro)
     _, grouped = laid(cost, pipelines(*((r, 1, 1) for r in range(4))), micro)
-    one, other = StepEstimate(cost).step(batch, plain), StepEstimate(cost).step(batch, grouped)
-    assert other.seconds == pytest.approx(one.seconds, rel=1e-9)
-    for name in ("attention_seconds", "linear_seconds", "nic_tx_bytes", "communication_seconds"):
-        assert getattr(other, name) == pytest.approx(getattr(one, name), rel=1e-9)
+    assert estimated_seconds(grouped, cost) == pytest.approx(estimated_seconds(plain, cost), rel=1e-9)
     states = pipeline_moments(cost, 1, 1).state - moments_of_stages(cost)[0].state  # norms' gains
-    assert np.array(other.peak_bytes) - one.peak_bytes == pytest.approx(np.full(4, states), abs=1)
+    assert peak_bytes(grouped, cost) - peak_bytes(plain, cost) == pytest.approx(np.full(4, states), abs=1)
 
 
 def test_a_tensor_parallel_group_is_as_many_times_as_fast_less_its_gathers() -> None:
     cost = small(1, 8)
+    cost = replace(cost, model=replace(cost.model, sharding="zero1"))
     length, layers = 16_384, cost.model.num_layers
-    batch, plans = laid(cost, pipelines((0, 8, 1)), [{0: [length]}])
+    _, plans = laid(cost, pipelines((0, 8, 1)), [{0: [length]}])
     _, alone = laid(cost, None, [{0: [length]}])
-    one, eight = StepEstimate(cost).step(batch, alone), StepEstimate(cost).step(batch, plans)
-    for name in ("attention_seconds", "linear_seconds"):
-        whole, part = getattr(one, name)[0], getattr(eight, name)
-        assert min(part) == max(part) == pytest.approx(whole / 8, rel=0.03)
+    one, eight = _computing(alone, cost), _computing(plans, cost)
     port = cost.cluster.nvlink_bandwidth * cost.cluster.nvlink_efficiency
     gather = length * 4096 * 2 * 7 / 8 / port + 7 * cost.cluster.nvlink_latency
-    busy = eight.attention_seconds[0] + eight.linear_seconds[0]
-    gradients = eight.phases["gradients"] + eight.phases["optimizer"]
-    assert eight.seconds - gradients - busy == pytest.approx(8 * layers * gather)
-    assert eight.nvlink_bytes == layers * (8 + 2) * 7 * length * 4096 * 2
+    assert eight - 8 * layers * gather == pytest.approx(one / 8, rel=0.03)
+
+
+def _computing(plans: tuple[Plan, ...], cost: Cost) -> float:
+    """Seconds of a step of one micro-batch without optimizer, gathers of parameters and reductions of gradients."""
+    of = Collectives.of(cost, None if plans[0].pipelines is None else held(plans[0].pipelines, cost))
+    return estimated_seconds(plans, cost) - cost.optimizer_seconds() - of.uncovered
 
 
 def test_stages_share_the_layers_and_leave_a_bubble() -> None:
+    """The seconds of a stage's six micro-batches, of the longest in three others, and of the heads on the last."""
     cost = small(1, 4)
-    batch, plans = laid(cost, pipelines((0, 1, 4)), [{0: [2048]}] * 6)
-    (line,) = lines(plans, cost)
-    stage = line.forwards[0, 0] + line.backwards[0, 0]
-    head, hops = line.micro.head[0], line.hops.max()
-    assert (6 + 3) * stage <= line.runs.ready[0] <= (6 + 3) * (stage + head + 2 * hops)
-    result = StepEstimate(cost).step(batch, plans)
-    assert len(set(result.attention_seconds)) == 1
-    assert result.linear_seconds[3] - result.linear_seconds[0] == pytest.approx(6 * head)
-
-
-def test_exposed_is_across_nodes_beside_a_hop_or_in_a_gather_between_them() -> None:
-    """Four stages of a GPU, on one node and on two; a group of four GPUs, likewise. Gradients hide nothing here."""
-    for shape, crossing in (((0, 1, 4), [False, True, True, False]), ((0, 4, 1), [True] * 4)):
-        for nodes in (1, 2):
-            cost = small(nodes, 4 // nodes)
-            batch, plans = laid(cost, pipelines(shape), [{0: [2048]}] * 3)
-            result = StepEstimate(cost).step(batch, plans)
-            assert result.exposed_nic_seconds is not None
-            shown = np.array(result.exposed_seconds) - result.phases["gradients"]
-            expected = np.where(crossing, shown, 0.0) if nodes == 2 else np.zeros(4)
-            assert result.exposed_nic_seconds == pytest.approx(expected)
-
-
-@settings(max_examples=30)
-@given(st.data())
-def test_bytes_are_those_of_gathers_and_hops(data: st.DataObject) -> None:
-    """Counted message by message: a gather in a ring inside each node and once between nodes; hops rank by rank."""
-    cost = data.draw(costs(3, 6))
-    batch = data.draw(batches(3000, 20))
-    plans = Hydraulis(cost).plan(batch)
-    of, cluster, model = plans[0].pipelines, cost.cluster, cost.model
-    if of is None:
-        return
-    inside, across = 0.0, np.zeros(cluster.num_nics)
-    row = model.hidden * model.element_bytes
-    times = model.num_layers * (4 + (8 if model.recompute == "full" else 4) + 2)
-    for plan in plans:
-        for lead, tp, pp in zip(of.lead.tolist(), of.tp.tolist(), of.pp.tolist(), strict=True):
-            share = float(plan.tokens_per_rank[lead]) * row / tp
-            ranks = np.arange(lead, lead + tp * pp).reshape(pp, tp)
-            for stage in ranks:
-                for rank in stage.tolist():  # gets the shares of the others in its node, for every node's ranks
-                    same = stage // cluster.gpus_per_node == rank // cluster.gpus_per_node
-                    nodes = tp // int(same.sum())
-                    inside += times / pp * share * (int(same.sum()) - 1) * nodes
-                    nics = cluster.nic_of[stage[same]]
-                    across[np.unique(nics)] += times / pp * share * (nodes - 1) / len(np.unique(nics))
-            for here, there in zip(ranks.T.reshape(-1, pp)[:, :-1].ravel(), ranks.T[:, 1:].ravel(), strict=True):
-                if here // cluster.gpus_per_node == there // cluster.gpus_per_node:
-                    inside += 2 * share
-                else:
-                    across[cluster.nic_of[here]] += share
-                    across[cluster.nic_of[there]] += share
-    result = StepEstimate(cost).step(batch, plans)
-    gathers, reductions = (0, 2) if model.sharding == "none" else (1, 1)
-    need, params = held(of, cost), float(model.total_params)
-    more = gathers * every_nic(cost, model.element_bytes * params, need)
-    more += reductions * every_nic(cost, GRADIENT_BYTES * params, need)
-    slack = 4 * len(of) * len(plans) * model.num_layers
-    assert result.nvlink_bytes == pytest.approx(inside, rel=1e-9, abs=8 * slack)
-    assert np.array(result.nic_tx_bytes) - more == pytest.approx(across, rel=1e-9, abs=slack)
-    assert result.nic_rx_bytes == result.nic_tx_bytes
+    cost = replace(cost, model=replace(cost.model, sharding="zero1"))
+    found = {}
+    for count in (6, 12, 18):
+        _, plans = laid(cost, pipelines((0, 1, 4)), [{0: [2048]}] * count)
+        found[count] = estimated_seconds(plans, cost)
+    each = (found[12] - found[6]) / 6
+    assert found[18] - found[12] == pytest.approx(6 * each)
+    stage, tokens = Stage.of(cost, 1, 4), np.array([2048])
+    head = float(stage.head_seconds(tokens)[0])
+    rest = found[6] - 6 * each - 3 * (each - head)
+    of = Collectives.of(cost, held(pipelines((0, 1, 4)), cost))
+    own = each - head
+    assert rest == pytest.approx(of.once_seconds(own, own, 0.0) + cost.optimizer_seconds())
 
 
 # -- parameters -------------------------------------------------------------------------------------
@@ -238,24 +184,6 @@ def test_nodes_gather_the_layers_and_shares_that_their_stages_have() -> None:
     size = 1e9
     assert (every_nic(cost, size, deep) == nic_bytes(cost, size / 2)).all()
     assert (every_nic(cost, size, everything(cost)) == nic_bytes(cost, size)).all()
-
-
-@pytest.mark.parametrize("sharding", ["zero1", "zero3"])
-def test_the_step_in_which_pipelines_change_pays(sharding: str) -> None:
-    cost = small(2, 4)
-    cost = replace(cost, model=replace(cost.model, sharding=sharding))
-    micro = [{0: [3000], 4: [2000]}]
-    batch, one = laid(cost, pipelines((0, 4, 1), (4, 4, 1)), micro)
-    _, other = laid(cost, pipelines((0, 2, 1), (2, 2, 1), (4, 4, 1)), micro)
-    executor = StepEstimate(cost)
-    executor.start()
-    steps = [executor.step(batch, plans) for plans in (one, one, other, other, one)]
-    assert ["switch" in step.phases for step in steps] == [False, False, True, False, True]
-    assert steps[0] == steps[1]
-    assert steps[2].seconds == pytest.approx(steps[3].seconds + steps[2].phases["switch"])
-    assert steps[2].phases["switch"] > 0
-    executor.start()
-    assert executor.step(batch, other) == steps[3]
 
 
 # -- memory -----------------------------------------------------------------------------------------

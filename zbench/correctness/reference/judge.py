@@ -22,7 +22,7 @@ from zbench.proof.verify import PlanError, verify_step
 from zbench.runtime.program.compiler import Compiler
 from zbench.runtime.program.phases import with_message_batches
 from zbench.simulator.attention import programs
-from zbench.simulator.estimate.step import StepEstimate
+from zbench.simulator.estimate.step import StepEstimate, estimated_seconds
 from zbench.simulator.hops import Hops
 
 TOLERANCE = 1e-9  # relative; what is right is within 1e-12 (tests/plans/test_exact.py), a missing token far outside
@@ -113,12 +113,12 @@ def _dense(lengths: tuple[int, ...], model: Model) -> tuple[Tensors, Results]:
 def _running(batch: Batch, plans: Plans, cost: Cost) -> str:
     """Simulates the plans and compiles them for every rank; returns what goes wrong, "" if nothing."""
     try:
+        if cost.pp > 1 or plans[0].pipelines is not None:  # of which planners know the seconds alone
+            return "" if np.isfinite(estimated_seconds(plans, cost)) else "the simulator has no seconds for it"
         result = StepEstimate(cost).step(batch, plans)
         least = result.ceiling_seconds or result.bound_seconds
         if not np.isfinite(result.seconds) or result.seconds < least * (1 - 1e-9):
             return f"the simulator says {result.seconds} s, and nothing is faster than {least} s"
-        if plans[0].pipelines is not None:
-            return ""
         law, charged = step_traffic(plans, cost), charged_bytes(plans, cost)
         for name in Bytes.__dataclass_fields__:
             if (getattr(law, name) != getattr(charged, name)).any():

@@ -12,7 +12,7 @@ from zbench.cost.memory.state import bytes_of_stage, pipeline_state_bytes, state
 
 def memory_of(cost: Cost) -> MemoryLines:
     """Returns the bytes of a job's ranks by the tokens of a micro-batch at home: of all its stages, with as many
-    micro-batches under way, all alike, as each holds (zbench.simulator.estimate.one_f_one_b)."""
+    micro-batches under way, all alike, as each holds (zbench.step.passes.pipeline)."""
     stages = moments_of_stages(cost)
     if len(stages) < cost.pp:  # all are alike, so the first and the last need most
         (of,) = stages

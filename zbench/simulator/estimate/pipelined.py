@@ -1,85 +1,44 @@
-"""Plays a step whose plans have pipelines.
+"""The seconds of a step whose plans have pipelines, as planners estimate it.
 
-Pipelines meet only when gradients are summed, so each is played by itself: its micro-batches' forwards and backwards
-one after another on every stage (zbench.simulator.estimate.one_f_one_b), their seconds those of zbench.cost.stage.
-What a stage's ranks do they all do at once, so the times of a stage are each of its ranks'. Links are not shared with
-other pipelines.
+Pipelines meet only when gradients are summed, so the slowest one tells. Its micro-batches go through its stages one
+forward, one backward (Narayanan et al. 2019, PipeDream, doi 10.1145/3341301.3359646): with m_1 ... m_v seconds a stage
+that is sum m + (pp - 1) max m, as Hydraulis has it (Li et al. 2024, arXiv 2412.07894), where the lightest runs first.
+Their seconds are those of zbench.cost.stage.
 """
-
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
-from zbench.cost.collective import Sharing
+from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
 from zbench.cost.memory.host_copies import stage_copies
-from zbench.cost.stage import Stage
-from zbench.describe.arrays import Flags, Floats
-from zbench.describe.links import NIC
+from zbench.cost.stage import Stage, held
+from zbench.describe.arrays import Floats
 from zbench.plans.area import work
 from zbench.plans.plan import Ints, Plan
-from zbench.simulator.estimate.one_f_one_b import Schedule, schedule
-from zbench.simulator.estimate.totals import Carried, Totals
 
 
-@dataclass(frozen=True, slots=True)
-class Micro:
-    """The micro-batches of a pipeline, arrays [v]: which plans they are; tokens; seconds of a layer's attention
-    (forward, backward), of its linear modules, forward, and of what selective recomputation runs again of them, of its
-    gathers, shown (forward, backward), and of the head, on every rank of a stage."""
-
-    index: Ints
-    tokens: Ints
-    attention: tuple[Floats, Floats]
-    linear: Floats
-    again: Floats
-    gathers: tuple[Floats, Floats]
-    head: Floats
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One pipeline: its leading rank, what a stage of it is, its micro-batches, when they run, and what its hops take.
-
-    forwards, backwards: seconds [pp, v], of every stage. hops: [pp - 1, v]. across: [pp - 1], whether a hop leaves
-    the node.
-    """
-
-    lead: int
-    stage: Stage
-    micro: Micro
-    runs: Schedule
-    forwards: Floats
-    backwards: Floats
-    hops: Floats
-    across: Flags
-
-    def crosses(self, stage: int) -> bool:
-        """Returns whether the stage before or the one after is on another node."""
-        return bool(self.across[max(stage - 1, 0) : stage + 1].any())
-
-    def ranks(self, stage: int) -> slice:
-        """Returns the ranks of a stage."""
-        first = self.lead + stage * self.stage.tp
-        return slice(first, first + self.stage.tp)
-
-
-def lines(plans: tuple[Plan, ...], cost: Cost) -> Iterator[Line]:
-    """Yields every pipeline that has tokens, played."""
+def pipelined_seconds(plans: tuple[Plan, ...], cost: Cost) -> float:
+    """Returns the seconds of a step, without what a change of pipelines takes before it."""
     pipelines = plans[0].pipelines
     assert pipelines is not None
-    shapes = {shape: Stage.of(cost, *shape) for shape in zip(pipelines.tp.tolist(), pipelines.pp.tolist(), strict=True)}
     tp = np.ones(cost.cluster.num_ranks, np.int64)
     tp[pipelines.lead] = pipelines.tp
     tokens = np.stack([plan.tokens_per_rank for plan in plans])
-    attention = [np.stack([_attention(plan, cost, tp, back) for plan in plans]) for back in (False, True)]
-    for i, lead in enumerate(pipelines.lead.tolist()):
-        index = np.flatnonzero(tokens[:, lead])
-        if len(index):
-            stage = shapes[int(pipelines.tp[i]), int(pipelines.pp[i])]
-            mine = (attention[0][index, lead], attention[1][index, lead])
-            yield _line(lead, stage, _micro(stage, index, tokens[index, lead], mine))
+    ahead, back = (np.stack([_attention(plan, cost, tp, backward) for plan in plans]) for backward in (False, True))
+    leads, *shapes = pipelines.layout
+    stages = {shape: Stage.of(cost, *shape) for shape in zip(*shapes, strict=True)}
+    busy = first = last = nic = 0.0
+    for lead, *shape in zip(leads, *shapes, strict=True):
+        has = np.flatnonzero(tokens[:, lead])
+        if not len(has):
+            continue
+        stage, own = stages[shape[0], shape[1]], tokens[has, lead]
+        each = _micro_batches(stage, own, ahead[has, lead], back[has, lead])
+        total = float(each.sum() + (stage.pp - 1) * each.max() + stage.head_seconds(own).sum())
+        first, nic = max(first, float(each[0])), max(nic, float(own.sum()) * stage.nic_seconds())
+        busy, last = max((busy, last), (total, float(each[-1])))
+    collectives = Collectives.of(cost, held(pipelines, cost))
+    return busy + collectives.once_seconds(first, last, nic / busy) + cost.optimizer_seconds()
 
 
 def _attention(plan: Plan, cost: Cost, tp: Ints, backward: bool) -> Floats:
@@ -92,116 +51,10 @@ def _attention(plan: Plan, cost: Cost, tp: Ints, backward: bool) -> Floats:
     return np.bincount(lead, seconds, plan.num_ranks).astype(np.float64)
 
 
-def _micro(stage: Stage, index: Ints, tokens: Ints, attention: tuple[Floats, Floats]) -> Micro:
-    forward, backward, _ = stage.gathers()
-    gather = stage.gather_seconds(tokens)
-    gathers = (forward * gather, backward * gather)
-    linear, again = stage.linear_seconds(tokens), stage.again_seconds(tokens)
-    return Micro(index, tokens, attention, linear, again, gathers, stage.head_seconds(tokens))
-
-
-def _line(lead: int, stage: Stage, micro: Micro) -> Line:
-    again = 1 if stage.cost.model.recompute == "full" else 0
-    ahead = micro.attention[0] + micro.linear + micro.gathers[0]
-    back = micro.attention[1] + again * micro.attention[0] + (2 + again) * micro.linear + micro.again + micro.gathers[1]
+def _micro_batches(stage: Stage, tokens: Ints, forward: Floats, backward: Floats) -> Floats:
+    """Returns the seconds of micro-batches on a stage, without the head, [v]."""
+    ahead, back = stage.pass_seconds(tokens, forward, backward)
     if (copies := stage_copies(stage)) is not None:
-        ahead = ahead + copies.of_tokens(micro.tokens, False).waited(ahead)
-        back = back + copies.of_tokens(micro.tokens, True).waited(back)
-    forward = stage.layers * ahead
-    forwards = np.repeat(forward[None], stage.pp, axis=0)
-    forwards[-1] += micro.head
-    backwards = np.repeat(stage.layers * back[None], stage.pp, axis=0)
-    hops, across = hop_seconds(lead, stage, micro.tokens)
-    return Line(lead, stage, micro, schedule(forwards, backwards, hops), forwards, backwards, hops, across)
-
-
-def hop_seconds(lead: int, stage: Stage, tokens: Ints) -> tuple[Floats, Flags]:
-    """Returns the seconds of messages between a stage and the next, (seconds [pp - 1, v], whether it leaves the node
-    [pp - 1]).
-
-    Every rank sends its share of the hidden states to the rank with its place in the next stage, over the slowest of
-    the links that those of a stage take; those of a node that are tied to one NIC take turns with it.
-    """
-    cost, cluster = stage.cost, stage.cost.cluster
-    first = lead + stage.tp * np.arange(stage.pp)
-    ranks = first[:-1, None] + np.arange(stage.tp)
-    links = cluster.link_of(ranks, ranks + stage.tp)
-    slowest = cost.transfer_seconds(np.ones(links.shape), links).argmax(axis=1)
-    link = np.take_along_axis(links, slowest[:, None], axis=1)[:, 0]
-    across = link == NIC
-    gpus = min(stage.tp, cluster.gpus_per_node)
-    nics = np.array([len(np.unique(cluster.nic_of[at : at + gpus])) for at in first[:-1].tolist()])
-    sharing = np.where(across, gpus / np.maximum(nics, 1), 1.0)
-    share = stage.hidden_bytes(tokens) / stage.tp
-    together = cost.transfer_seconds(sharing[:, None] * share, link[:, None])
-    seconds = np.maximum(together, cost.message_seconds(share[None], link[:, None]))
-    return np.asarray(seconds + cost.latency_seconds(link)[:, None], np.float64), across
-
-
-def play(plans: tuple[Plan, ...], cost: Cost, sharing: Sharing, moved: bool) -> Totals:
-    """Plays all pipelines of the plans, which are the step's micro-batches. The backward begins where it does in the
-    last micro-batch of the pipeline that ends last."""
-    out = Totals.zero(cost.cluster.num_ranks, cost.cluster.num_nics)
-    backward_begin = 0.0
-    for line in lines(plans, cost):
-        _add(out, line, cost)
-        out.carried = out.carried.plus(_carried(line, cost))
-        runs = line.runs
-        first = runs.forward[-1, 0] + line.forwards[-1, 0] - line.micro.head[0]
-        out.forward_end = max(out.forward_end, float(first))
-        if runs.ready.max() > out.end:
-            out.end = float(runs.ready.max())
-            backward_begin = float(runs.backward[int(runs.ready.argmax()), -1])
-    busy = out.carried.busiest(cost) / out.end
-    out.end += shared_seconds(sharing, (out.forward_end, backward_begin, out.end), busy, moved)
-    return out
-
-
-def shared_seconds(sharing: Sharing, times: tuple[float, float, float], busy: float, moved: bool) -> float:
-    """Returns the seconds that parameters and gradients add to a step of pipelines.
-
-    times: when the first forward ends, the last backward begins, and ends. busy: the share of the time in which layers
-    keep the busiest NIC busy.
-    """
-    forward_end, backward_begin, end = times
-    backward = end - backward_begin
-    return sharing.forward(forward_end, busy * forward_end, moved) + sharing.backward(backward, busy * backward)
-
-
-def _add(out: Totals, line: Line, cost: Cost) -> None:
-    """Adds the seconds of every stage's ranks."""
-    stage, micro = line.stage, line.micro
-    again = 1 if cost.model.recompute == "full" else 0
-    attention = stage.layers * float(((1 + again) * micro.attention[0] + micro.attention[1]).sum())
-    linear = stage.layers * ((3 + again) * float(micro.linear.sum()) + float(micro.again.sum()))
-    shown = stage.layers * float(sum(micro.gathers).sum())  # type: ignore[union-attr]
-    behind = stage.layers * stage.gathers()[2] * float(stage.gather_seconds(micro.tokens).sum())
-    hops = 2 * line.hops.sum(axis=1)
-    for s in range(stage.pp):
-        mine = line.ranks(s)
-        out.attention[mine] = attention
-        out.linear[mine] = linear + (float(micro.head.sum()) if s == stage.pp - 1 else 0.0)
-        moving = float(hops[max(s - 1, 0) : s + 1].sum())
-        waited = float(line.runs.waited[s])
-        out.exposed[mine] = shown + waited
-        out.exposed_nic[mine] = (shown if stage.nodes > 1 else 0.0) + (waited if line.crosses(s) else 0.0)
-        out.communication[mine] = shown + min(behind, attention + linear) + max(moving, waited)
-
-
-def _carried(line: Line, cost: Cost) -> Carried:
-    """Counts the bytes of a pipeline: gathers go node by node (as in zbench.cost.gathers), hops rank by rank."""
-    stage, cluster, tokens = line.stage, cost.cluster, line.micro.tokens
-    size = stage.hidden_bytes(tokens)
-    times = stage.layers * sum(stage.gathers())
-    gpus = stage.tp // stage.nodes
-    moved = float(size.sum()) * times
-    nvlink = int(moved) * (gpus - 1) * stage.nodes * stage.pp
-    each = int(moved * (stage.nodes - 1) / stage.nodes / cluster.nics_per_node)
-    first = np.arange(line.lead, line.lead + stage.tp * stage.pp)
-    nic = np.zeros(cluster.num_nics, np.int64)  # one sends forward what the other sends backward
-    nic[np.unique(cluster.nic_of[first])] += each
-    share = int(size.sum() / stage.tp)  # of a rank, forward and backward
-    for s in np.flatnonzero(line.across).tolist():
-        for ranks in (line.ranks(s), line.ranks(s + 1)):
-            np.add.at(nic, cluster.nic_of[ranks], share)
-    return Carried(nic, nic, nvlink + 2 * share * stage.tp * int((~line.across).sum()))
+        ahead = ahead + copies.of_tokens(tokens, False).waited(ahead)
+        back = back + copies.of_tokens(tokens, True).waited(back)
+    return stage.micro_batch_seconds(tokens, ahead + back)

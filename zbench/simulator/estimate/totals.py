@@ -73,7 +73,8 @@ class Totals:
     """The sums over a step, arrays per rank or per NIC, as in zbench.interfaces.result; without what parameters and
     gradients add, but for `end`.
 
-    end: seconds, when all there is before the optimizer has ended. forward_end: of the first micro-batch.
+    end: seconds, when all there is before the optimizer has ended. forward_end: of the first micro-batch. longest:
+    seconds of the one that takes longest, without its head and what is gathered and reduced once.
     """
 
     attention: Floats
@@ -84,21 +85,13 @@ class Totals:
     carried: Carried
     end: float = 0.0
     forward_end: float = 0.0
+    longest: float = 0.0
 
     @staticmethod
     def zero(num_ranks: int, num_nics: int) -> "Totals":
         """Returns totals of nothing."""
         a, b, c, d, e = (np.zeros(num_ranks) for _ in range(5))
         return Totals(a, b, c, d, e, Carried(np.zeros(num_nics, np.int64), np.zeros(num_nics, np.int64), 0))
-
-    @staticmethod
-    def joined(parts: "list[Totals]") -> "Totals":
-        """Joins the totals of parts of a cluster that follow one another, without `end` and `forward_end`."""
-        names = ("attention", "linear", "communication", "exposed", "exposed_nic")
-        a, b, c, d, e = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
-        carried = [part.carried for part in parts]
-        tx, rx = (np.concatenate([getattr(one, name) for one in carried]) for name in ("tx", "rx"))
-        return Totals(a, b, c, d, e, Carried(tx, rx, sum(one.nvlink for one in carried)))
 
     def add(self, *played: RankSeconds) -> None:
         """Adds layers that were played."""

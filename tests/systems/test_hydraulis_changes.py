@@ -10,13 +10,13 @@ from tests.helpers.steps import MODEL, pipeline_plans, plan_of
 from tests.simulated.test_executor import small
 from zbench.cost.cost import Cost
 from zbench.plans.pipelines import Layout
-from zbench.simulator.estimate.changes import ChangePrices
 from zbench.simulator.steps.play import play_step
 from zbench.step.elements import elements_held
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.parameters.switch import switch_step
 from zbench.step.switch_law import switch_bytes
 from zbench.step.template import Step
+from zbench.systems.hydraulis.changes import ChangePrices
 
 FOUR = replace(MODEL, num_layers=4, num_kv_heads=4)
 SHAPES = {
