@@ -29,9 +29,9 @@ _QUOTING = ("workload.path", "workload.field")
 
 @dataclass(frozen=True)
 class Replay:
-    """A recorded run, made again to be played. parts: all but the system; the executor is the clock of whole steps, with
-    what the run's does where that ran plans of attention. cost: what plans are made with, in the run's world. of_attention:
-    the run's executor ran or played attention's plans, as a record may still say."""
+    """A recorded run, made again to be played. parts: all but the system; the executor is the clock of whole steps,
+    told how the run's trains where that ran plans of attention. cost: what plans are made with, in the run's world.
+    of_attention: the run's executor ran or played attention's plans, as a record may still say."""
 
     parts: Parts
     cost: Cost
