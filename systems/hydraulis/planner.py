@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from zbench.cost.collective import Collectives, Sharing
+from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
 from zbench.cost.stage import held, refusal
 from zbench.describe.arrays import Floats
@@ -192,11 +192,11 @@ class Hydraulis:
         cost, of = self.cost, self.objective
         slowest = int(total.argmax())
         busy, first, last = float(total[slowest]), float(each[:, 0].max()), float(each[slowest].max())
-        sharing = Sharing(Collectives.of(cost, held(_grouped(copies, of), cost)))
-        passes = sharing.of.passes
+        shared = Collectives.of(cost, held(_grouped(copies, of), cost))
+        passes = shared.passes
         times = (first / passes, busy - last * (passes - 1) / passes, busy)
         nic = float((tokens * of.nic[_pipelines(copies, of)]).max()) / busy
-        return busy + shared_seconds(sharing, times, nic, False) + cost.optimizer_seconds()
+        return busy + shared_seconds(shared, times, nic, False) + cost.optimizer_seconds()
 
     def _laid(
         self, batch: Batch, copies: Ints, pipeline: Ints, micro: Ints, notes: dict[str, float | str]

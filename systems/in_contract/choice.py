@@ -118,8 +118,8 @@ def fastest_fits(timed: list[tuple[tuple[int, float], SampleSchedule]]) -> bool:
 
 def lack_and_seconds(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> tuple[int, float]:
     """Plays a step; returns (bytes that its fullest GPU lacks, seconds)."""
-    result = StepEstimate(cost).step(batch, plans)
-    return max(0, max(result.peak_bytes) - result.capacity_bytes), result.seconds
+    estimate = StepEstimate(cost)
+    return estimate.lacking_bytes(plans), estimate.seconds(plans)
 
 
 def fastest_whole(lengths: Ints, contract: WholeOnDP, cost: Cost) -> SampleSchedule:

@@ -79,14 +79,12 @@ class Rivals:
         """Returns pipelines, unless a step of `even` shards and the way there and back take less. Both are told by
         planners' estimate, which has no gathers beside messages."""
         system = self.pipelines()
-        plans, executor = system.plan(batch), StepEstimate(self.cost)
-        other = executor.step(batch, even)
-        executor.start()
-        one = executor.step(batch, plans)
+        plans, estimate = system.plan(batch), StepEstimate(self.cost)
         change, layout = system.prices.seconds, plans[0].pipelines.layout if plans[0].pipelines else ()
-        seconds = one.seconds + change(system.usual, layout)
-        leaving = other.seconds + change(system.usual, ()) + change((), system.usual)
-        return plans if (one.out_of_memory, seconds) < (other.out_of_memory, leaving) else even
+        seconds = estimate.seconds(plans) + change(system.usual, layout)
+        leaving = StepEstimate(self.cost).seconds(even) + change(system.usual, ()) + change((), system.usual)
+        mine, theirs = (not estimate.fits(batch, one) for one in (plans, even))
+        return plans if (mine, seconds) < (theirs, leaving) else even
 
     def _judged(self, plans: Plans, batch: Batch) -> tuple[bool, float]:
         """Whether plans need more memory than there is, and the seconds of their step. Jobs with stages are played by
@@ -95,14 +93,14 @@ class Rivals:
             need = max(need_bytes(plan, self.cost) for plan in plans)
             layer = sum(seconds_of(plan, programs(plan, self.cost), self.cost) for plan in plans)
             return need > self.cost.cluster.device.memory_bytes, predicted_seconds(plans, layer, self.cost)
-        result = StepEstimate(self.cost).step(batch, plans)
-        return result.out_of_memory, result.seconds
+        estimate = StepEstimate(self.cost)
+        return not estimate.fits(batch, plans), estimate.seconds(plans)
 
     def _step_seconds(self, own: Plans, batch: Batch, predicted: float | None) -> float:
         """The seconds of a step of `own`: played where no prediction of them is at hand. With stages, which wait for
         one another, a layer's seconds do not tell."""
         if predicted is None or self.cost.pp > 1:
-            return StepEstimate(self.cost).step(batch, own).seconds
+            return StepEstimate(self.cost).seconds(own)
         return predicted_seconds(own, predicted, self.cost)
 
     def asked(self, near: float) -> Iterator[System]:

@@ -17,15 +17,13 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.cost.gathers import (
     Held,
-    every_nic,
-    every_run_nic,
     everything,
     gather_seconds,
     port_seconds,
     run_port_seconds,
     run_seconds,
 )
-from zbench.describe.arrays import Floats, Ints
+from zbench.describe.arrays import Floats
 from zbench.describe.degrees import WORLD, ShardDegrees, degrees_of
 
 GRADIENT_BYTES = 4  # per parameter: gradients are summed in float32 (Megatron's and torchtitan's default)
@@ -37,7 +35,7 @@ class Collectives:
     layers beside them do not hide.
 
     gather, reduce: seconds. gather_ports, reduce_ports: float64 [classes], of which a rank's ports are busy for so
-    long. gather_bytes, reduce_bytes: int64 [num_nics], each way. passes: how many forwards the
+    long. passes: how many forwards the
     forward and backward of a layer take, but for what selective recomputation adds. every_step: parameters are gathered
     at all, as they are not where every rank keeps its own up to date; then a reduction is an all-reduce.
     every_micro_batch: parameters are gathered in every micro-batch, twice, as with ZeRO-3; else once a step. reduced:
@@ -52,8 +50,6 @@ class Collectives:
     reduce: float
     gather_ports: Floats
     reduce_ports: Floats
-    gather_bytes: Ints
-    reduce_bytes: Ints
     reduced: bool
 
     @staticmethod
@@ -77,8 +73,6 @@ class Collectives:
             reduce=halves * gather_seconds(cost, gradients, held),
             gather_ports=port_seconds(cost, parameters, held),
             reduce_ports=halves * port_seconds(cost, gradients, held),
-            gather_bytes=every_nic(cost, parameters, held),
-            reduce_bytes=halves * every_nic(cost, gradients, held),
             reduced=reduced,
         )
 
@@ -112,8 +106,6 @@ class Collectives:
             reduce=halves * run_seconds(cost, gradients, among),
             gather_ports=np.mean([run_port_seconds(cost, *one) for one in runs], axis=0),
             reduce_ports=halves * run_port_seconds(cost, gradients, among),
-            gather_bytes=np.sum([every_run_nic(cost, *one) for one in runs], axis=0) // len(runs),
-            reduce_bytes=halves * every_run_nic(cost, gradients, among),
             reduced=reduced,
         )
 
@@ -124,6 +116,15 @@ class Collectives:
         The gather runs ahead of the layers, the last of which cannot begin before it ends.
         """
         return max(0.0, self.gather + self.gather / self.num_layers - span, self.gather + nic - span)
+
+    def shown_in_forward(self, span: float, nic: float, moved: bool) -> float:
+        """Returns what a forward adds as `forward` does, where parameters are gathered for it. moved: they were in
+        other places in the step before; then nothing of the gather is hidden, as the buffers that it fills are laid out
+        anew before the first layer can begin."""
+        if not (self.every_step or moved):
+            return 0.0
+        late = self.forward(span, nic)
+        return late + (max(0.0, self.gather - late) if moved else 0.0)
 
     def backward(self, span: float, nic: float) -> float:
         """Gives what collectives add to a backward, as `forward` does for a forward.
@@ -145,48 +146,3 @@ class Collectives:
         forward = layers / self.passes
         shown = self.forward(forward, 0.0) if self.every_micro_batch else 0.0
         return layers + shown + self.backward(layers - forward, 0.0)
-
-
-@dataclass(slots=True)
-class Sharing:
-    """The collectives of one step so far, added up. gathers, reductions: how many. exposed: seconds that nothing hid,
-    `moving` of them because parameters had to be in other places than in the step before. Its methods return what they
-    add to that."""
-
-    of: Collectives
-    gathers: int = 0
-    reductions: int = 0
-    exposed: float = 0.0
-    moving: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of all gathers and reductions, hidden or not."""
-        return self.gathers * self.of.gather + self.reductions * self.of.reduce
-
-    @property
-    def nic_bytes(self) -> Ints:
-        """Bytes through every NIC, int64 [num_nics], each way."""
-        return self.gathers * self.of.gather_bytes + self.reductions * self.of.reduce_bytes
-
-    def forward(self, span: float, nic: float, moved: bool) -> float:
-        """Adds a forward's gather and returns the seconds that nothing hides of it. moved: parameters were in other
-        places in the step before; then nothing of the gather is hidden, as the buffers that it fills are laid out anew
-        before the first layer can begin."""
-        if not (self.of.every_step or moved):
-            return 0.0
-        late = self.of.forward(span, nic)
-        moving = max(0.0, self.of.gather - late) if moved else 0.0
-        self.moving += moving
-        return self._add(1, 0, late + moving)
-
-    def backward(self, span: float, nic: float) -> float:
-        """Adds a backward's reduction (with ZeRO-3 its gather too) and returns the seconds that nothing hides of
-        them."""
-        return self._add(int(self.of.every_micro_batch), 1, self.of.backward(span, nic))
-
-    def _add(self, gathers: int, reductions: int, exposed: float) -> float:
-        self.gathers += gathers
-        self.reductions += reductions
-        self.exposed += exposed
-        return exposed

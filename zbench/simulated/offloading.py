@@ -113,8 +113,7 @@ class HostPrices:
         cost = self.cost.routed_by(self.cost.experts, (batch.seed, batch.step))
         if plans[0].pipelines is not None and cost.model.offload_layers == FEWEST:
             cost = _with_layers(cost, fewest_of_pipelines(plans, cost))
-        result = StepEstimate(cost).step(batch, plans)
-        return inf if result.out_of_memory else result.seconds
+        return StepEstimate(cost).compared_seconds(batch, plans)
 
 
 def chosen_shares(

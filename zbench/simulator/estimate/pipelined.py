@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zbench.cost.collective import Sharing
+from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
 from zbench.cost.memory.host_copies import stage_copies
 from zbench.cost.stage import Stage
@@ -19,8 +19,8 @@ from zbench.describe.arrays import Flags, Floats
 from zbench.describe.links import NIC
 from zbench.plans.area import work
 from zbench.plans.plan import Ints, Plan
+from zbench.simulator.estimate.carried import busiest_seconds
 from zbench.simulator.estimate.one_f_one_b import Schedule, schedule
-from zbench.simulator.estimate.totals import Carried, Totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,6 @@ class Line:
     backwards: Floats
     hops: Floats
     across: Flags
-
-    def crosses(self, stage: int) -> bool:
-        """Returns whether the stage before or the one after is on another node."""
-        return bool(self.across[max(stage - 1, 0) : stage + 1].any())
 
     def ranks(self, stage: int) -> slice:
         """Returns the ranks of a stage."""
@@ -138,26 +134,22 @@ def hop_seconds(lead: int, stage: Stage, tokens: Ints) -> tuple[Floats, Flags]:
     return np.asarray(seconds + cost.latency_seconds(link)[:, None], np.float64), across
 
 
-def play(plans: tuple[Plan, ...], cost: Cost, sharing: Sharing, moved: bool) -> Totals:
-    """Plays all pipelines of the plans, which are the step's micro-batches. The backward begins where it does in the
-    last micro-batch of the pipeline that ends last."""
-    out = Totals.zero(cost.cluster.num_ranks, cost.cluster.num_nics)
-    backward_begin = 0.0
+def end(plans: tuple[Plan, ...], cost: Cost, of: Collectives, moved: bool) -> float:
+    """Returns when the last of the plans' pipelines has ended; plans are the step's micro-batches. The backward begins
+    where it does in the last micro-batch of the pipeline that ends last."""
+    carried, found, forward_end, backward_begin = np.zeros(cost.cluster.num_nics, np.int64), 0.0, 0.0, 0.0
     for line in lines(plans, cost):
-        _add(out, line, cost)
-        out.carried = out.carried.plus(_carried(line, cost))
+        carried += _carried(line, cost)
         runs = line.runs
-        first = runs.forward[-1, 0] + line.forwards[-1, 0] - line.micro.head[0]
-        out.forward_end = max(out.forward_end, float(first))
-        if runs.ready.max() > out.end:
-            out.end = float(runs.ready.max())
+        forward_end = max(forward_end, float(runs.forward[-1, 0] + line.forwards[-1, 0] - line.micro.head[0]))
+        if runs.ready.max() > found:
+            found = float(runs.ready.max())
             backward_begin = float(runs.backward[int(runs.ready.argmax()), -1])
-    busy = out.carried.busiest(cost) / out.end
-    out.end += shared_seconds(sharing, (out.forward_end, backward_begin, out.end), busy, moved)
-    return out
+    busy = busiest_seconds(carried, cost) / found
+    return found + shared_seconds(of, (forward_end, backward_begin, found), busy, moved)
 
 
-def shared_seconds(sharing: Sharing, times: tuple[float, float, float], busy: float, moved: bool) -> float:
+def shared_seconds(of: Collectives, times: tuple[float, float, float], busy: float, moved: bool) -> float:
     """Returns the seconds that parameters and gradients add to a step of pipelines.
 
     times: when the first forward ends, the last backward begins, and ends. busy: the share of the time in which layers
@@ -165,37 +157,15 @@ def shared_seconds(sharing: Sharing, times: tuple[float, float, float], busy: fl
     """
     forward_end, backward_begin, end = times
     backward = end - backward_begin
-    return sharing.forward(forward_end, busy * forward_end, moved) + sharing.backward(backward, busy * backward)
+    return of.shown_in_forward(forward_end, busy * forward_end, moved) + of.backward(backward, busy * backward)
 
 
-def _add(out: Totals, line: Line, cost: Cost) -> None:
-    """Adds the seconds of every stage's ranks."""
-    stage, micro = line.stage, line.micro
-    again = 1 if cost.model.recompute == "full" else 0
-    attention = stage.layers * float(((1 + again) * micro.attention[0] + micro.attention[1]).sum())
-    linear = stage.layers * ((3 + again) * float(micro.linear.sum()) + float(micro.again.sum()))
-    shown = stage.layers * float(sum(micro.gathers).sum())  # type: ignore[union-attr]
-    behind = stage.layers * stage.gathers()[2] * float(stage.gather_seconds(micro.tokens).sum())
-    hops = 2 * line.hops.sum(axis=1)
-    for s in range(stage.pp):
-        mine = line.ranks(s)
-        out.attention[mine] = attention
-        out.linear[mine] = linear + (float(micro.head.sum()) if s == stage.pp - 1 else 0.0)
-        moving = float(hops[max(s - 1, 0) : s + 1].sum())
-        waited = float(line.runs.waited[s])
-        out.exposed[mine] = shown + waited
-        out.exposed_nic[mine] = (shown if stage.nodes > 1 else 0.0) + (waited if line.crosses(s) else 0.0)
-        out.communication[mine] = shown + min(behind, attention + linear) + max(moving, waited)
-
-
-def _carried(line: Line, cost: Cost) -> Carried:
-    """Counts the bytes of a pipeline: gathers go node by node (as in zbench.cost.gathers), hops rank by rank."""
+def _carried(line: Line, cost: Cost) -> Ints:
+    """Counts the bytes of a pipeline on NICs, as many each way: gathers go node by node (as in zbench.cost.gathers),
+    hops rank by rank."""
     stage, cluster, tokens = line.stage, cost.cluster, line.micro.tokens
     size = stage.hidden_bytes(tokens)
-    times = stage.layers * sum(stage.gathers())
-    gpus = stage.tp // stage.nodes
-    moved = float(size.sum()) * times
-    nvlink = int(moved) * (gpus - 1) * stage.nodes * stage.pp
+    moved = float(size.sum()) * stage.layers * sum(stage.gathers())
     each = int(moved * (stage.nodes - 1) / stage.nodes / cluster.nics_per_node)
     first = np.arange(line.lead, line.lead + stage.tp * stage.pp)
     nic = np.zeros(cluster.num_nics, np.int64)  # one sends forward what the other sends backward
@@ -204,4 +174,4 @@ def _carried(line: Line, cost: Cost) -> Carried:
     for s in np.flatnonzero(line.across).tolist():
         for ranks in (line.ranks(s), line.ranks(s + 1)):
             np.add.at(nic, cluster.nic_of[ranks], share)
-    return Carried(nic, nic, nvlink + 2 * share * stage.tp * int((~line.across).sum()))
+    return nic

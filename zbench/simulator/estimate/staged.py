@@ -17,14 +17,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zbench.cost.collective import Sharing
+from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
 from zbench.cost.memory.host_copies import LayerCopies, copies_of_stages
 from zbench.describe.arrays import Floats
-from zbench.plans.plan import Plan
-from zbench.simulator.estimate.layers import ClockState, Layers, RankSeconds
+from zbench.plans.plan import Ints, Plan
+from zbench.simulator.estimate.carried import busiest_seconds, nic_bytes, with_forwards_again
+from zbench.simulator.estimate.layers import ClockState, Layers
 from zbench.simulator.estimate.one_f_one_b import turns
-from zbench.simulator.estimate.totals import Carried, Totals
 from zbench.simulator.hop_graph import HopGraph
 
 Programs = tuple[HopGraph, HopGraph]  # of a plan's forward and backward list
@@ -45,7 +45,6 @@ class Turn:
     end: Floats
     idle: Floats
     late: Floats
-    played: tuple[RankSeconds, ...]
 
 
 def hop_bytes(plan: Plan, cost: Cost) -> Floats:
@@ -64,10 +63,9 @@ def hop_seconds(plan: Plan, cost: Cost) -> Floats:
     return np.where(plan.tokens_per_rank > 0, seconds + cost.latency_seconds(yes), 0.0)
 
 
-def run(plans: Sequence[Plan], parts: Sequence[Programs], cost: Cost, sharing: Sharing | None = None) -> Iterator[Turn]:
+def run(plans: Sequence[Plan], parts: Sequence[Programs], cost: Cost, of: Collectives | None = None) -> Iterator[Turn]:
     """Yields every turn of every stage, each after those it waits for. parts: of every plan, its forward and backward.
-    sharing: of a stage, all of which share at the same time; the first one's are added to it, of every micro-batch.
-    None: nothing is gathered or reduced."""
+    of: what a stage gathers and reduces, all at the same time. None: nothing is."""
     count, ranks = len(plans), cost.cluster.num_ranks
     stages = [ClockState.zero(cost.cluster) for _ in range(cost.pp)]
     made = np.zeros((2, cost.pp, count, ranks))  # when a rank's forward, or backward, of a micro-batch is done
@@ -85,96 +83,59 @@ def run(plans: Sequence[Plan], parts: Sequence[Programs], cost: Cost, sharing: S
             state.ready = state.ready + idle + late
         begin = state.ready
         own = cost.of_stage(stage)
-        played = _play(state, plan, parts[micro], backward, own, copies[micro][stage][int(backward)])
-        if sharing is not None and (sharing.of.reduced if backward else sharing.of.every_micro_batch):
-            span = float(state.ready.max() - begin.max())
-            shown = _shown(sharing, stage, backward, span, _carried(parts[micro], own)[int(backward)].busiest(cost))
+        _play(state, plan, parts[micro], backward, own, copies[micro][stage][int(backward)])
+        if of is not None and (of.reduced if backward else of.every_micro_batch):
+            span, used = float(state.ready.max() - begin.max()), _carried(parts[micro], own)[int(backward)]
+            shown = _shown(of, backward, span, busiest_seconds(used, cost))
             state.meet()
             state.ready = state.ready + shown
         if stage == cost.pp - 1 and not backward:
             state.ready = state.ready + cost.head_seconds(plan.tokens_per_rank)
         made[int(backward), stage, micro] = state.ready
-        yield Turn(stage, backward, micro, begin, state.ready, idle, late, played)
+        yield Turn(stage, backward, micro, begin, state.ready, idle, late)
 
 
 def _play(
     state: ClockState, plan: Plan, parts: Programs, backward: bool, cost: Cost, copies: LayerCopies | None
-) -> tuple[RankSeconds, ...]:
-    """Returns the stage's layers; of a backward with recomputation, the forward once more first. cost: of the stage;
+) -> None:
+    """Plays the stage's layers; of a backward with recomputation, the forward once more first. cost: of the stage;
     copies: of its layers, to or from hosts."""
     linear = cost.linear_seconds(plan.tokens_per_rank)
     if not backward:
-        return (Layers(parts[0], linear, cost.layers, copies).play(state),)
-    again = (Layers(parts[0], linear, cost.again_layers).play(state),) if cost.again_layers else ()
-    copies = copies.beyond(cost.model.forwards_again * linear) if copies is not None and again else copies
-    back = cost.backward_linear_seconds(plan.tokens_per_rank)
-    return (*again, Layers(parts[1], back, cost.layers, copies).play(state))
+        return Layers(parts[0], linear, cost.layers, copies).play(state)
+    if cost.again_layers:
+        Layers(parts[0], linear, cost.again_layers).play(state)
+        copies = None if copies is None else copies.beyond(cost.model.forwards_again * linear)
+    Layers(parts[1], cost.backward_linear_seconds(plan.tokens_per_rank), cost.layers, copies).play(state)
 
 
-def _carried(of: Programs, cost: Cost) -> tuple[Carried, Carried]:
-    """Returns what attention sends in a stage's forward and backward of a micro-batch. cost: of the stage."""
-    forward = Carried.of(of[0], cost)
-    return forward, forward.of_layers(cost.again_layers, cost).plus(Carried.of(of[1], cost))
+def _carried(of: Programs, cost: Cost) -> tuple[Ints, Ints]:
+    """Returns the bytes on NICs of a stage's forward and backward of a micro-batch. cost: of the stage."""
+    forward = nic_bytes(of[0], cost)
+    return forward, with_forwards_again(forward, nic_bytes(of[1], cost), cost)
 
 
-def _shown(sharing: Sharing, stage: int, backward: bool, span: float, nic: float) -> float:
+def _shown(of: Collectives, backward: bool, span: float, nic: float) -> float:
     """Returns the seconds by which gathers and reductions make a turn of `span` seconds late, whose layers keep the
-    busiest NIC busy for `nic`; those of the first stage are added to what a rank has of them in a step."""
-    if stage == 0:
-        return sharing.backward(span, nic) if backward else sharing.forward(span, nic, False)
-    return sharing.of.backward(span, nic) if backward else sharing.of.forward(span, nic)
+    busiest NIC busy for `nic`."""
+    return of.backward(span, nic) if backward else of.shown_in_forward(span, nic, False)
 
 
-def play(plans: tuple[Plan, ...], parts: Sequence[Programs], cost: Cost, sharing: Sharing) -> tuple[Totals, float]:
-    """Plays the step: returns (the step, of all stages; the bubble). parts: of every plan, its forward and backward.
-
-    bubble: mean seconds for which a rank has nothing to do because other stages of its stack are at work: before its
-    first turn, between turns, and after its last one.
+def end(plans: tuple[Plan, ...], parts: Sequence[Programs], cost: Cost, of: Collectives) -> float:
+    """Returns when the last stage has ended the step. parts: of every plan, its forward and backward.
 
     Parameters and gradients of all stages move at the same time. What a micro-batch does not hide of its own is in its
     turns. Of those of a step the first stage begins first and ends last, so what it does not hide of them is what the
     step takes longer.
     """
-    totals = [Totals.zero(cost.cluster.num_ranks, cost.cluster.num_nics) for _ in range(cost.pp)]
-    idle, end = np.zeros((2, cost.pp, cost.cluster.num_ranks))
-    spans = np.zeros(2)  # of the first stage's first forward and last backward
-    forward_end = 0.0
-    for turn in run(plans, parts, cost, sharing):
-        plan, total = plans[turn.micro], totals[turn.stage]
-        total.add(*turn.played)
-        total.exposed += turn.late
-        total.exposed_nic += turn.late
-        idle[turn.stage] += turn.idle
-        end[turn.stage] = turn.end
-        if turn.stage == cost.pp - 1 and not turn.backward:
-            head = cost.head_seconds(plan.tokens_per_rank)
-            total.linear += head
-            forward_end = float((turn.end - head).max()) if turn.micro == 0 else forward_end
+    ends, spans = np.zeros((cost.pp, cost.cluster.num_ranks)), np.zeros(2)
+    for turn in run(plans, parts, cost, of):
+        ends[turn.stage] = turn.end
         if turn.stage == 0 and turn.micro == (len(plans) - 1 if turn.backward else 0):
             spans[int(turn.backward)] = turn.end.max() - turn.begin.max()
-    for stage, total in enumerate(totals):
-        own = cost.of_stage(stage)
-        for plan, of in zip(plans, parts, strict=True):
-            forward, backward = _carried(of, own)
-            _send(total, stage, plan, forward.plus(backward), cost)
     first, shown = cost.of_stage(0), 0.0
-    if not sharing.of.every_micro_batch:
-        shown += sharing.forward(float(spans[0]), Carried.of(parts[0][0], first).busiest(cost), False)
-    if not sharing.of.reduced:
-        shown += sharing.backward(float(spans[1]), _carried(parts[-1], first)[1].busiest(cost))
-    out = Totals.joined(totals)
-    out.end, out.forward_end = float(end.max()) + shown, forward_end
-    return out, float((idle + end.max(axis=0) - end).mean())
-
-
-def _send(total: Totals, stage: int, plan: Plan, used: Carried, cost: Cost) -> None:
-    """Adds a micro-batch's messages on a stage: `used`, attention's; with the stages beside it, hidden states one way
-    and their gradients the other; of a tensor-parallel group."""
-    sides = int(stage > 0) + int(stage < cost.pp - 1)
-    size = sides * np.bincount(cost.cluster.nic_of, hop_bytes(plan, cost), cost.cluster.num_nics).astype(np.int64)
-    total.carried = total.carried.plus(used).plus(Carried(size, size, 0))
-    total.communication += 2 * sides * hop_seconds(plan, cost)
-    own = cost.of_stage(stage)
-    total.repack(plan, own)
-    if cost.tp > 1:
-        total.exchange(plan, own)
+    if not of.every_micro_batch:
+        shown += _shown(of, False, float(spans[0]), busiest_seconds(_carried(parts[0], first)[0], cost))
+    if not of.reduced:
+        shown += _shown(of, True, float(spans[1]), busiest_seconds(_carried(parts[-1], first)[1], cost))
+    return float(ends.max()) + shown

@@ -1,4 +1,4 @@
-"""A step as planners estimate it: attention on a described cluster's clock, the rest as sums beside it.
+"""The seconds of a step as planners estimate them: attention on a cluster's clock, the rest as sums beside it.
 
 A step is, per micro-batch: layers x (linear modules, attention) forward, the head and the loss,
 layers x (attention, linear modules) backward; what they do not hide of parameters' gathers and gradients'
@@ -8,31 +8,28 @@ neighbours do not need it runs ahead into the next layer, and, with ZeRO-1, into
 every forward and every backward gathers parameters from all ranks, so there they meet; with ZeRO-2 every backward sums
 gradients of all ranks, who have no room for those of more than a layer, so they meet in it. Plans with pipelines are
 played by zbench.simulator.estimate.pipelined, jobs with stages by zbench.simulator.estimate.staged.
+
+Whole steps (zbench.simulator.steps) have all there is to know of a step, and take three to six times as long to tell.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from math import inf
 
-import numpy as np
-
-from zbench.cost.bound import bound_seconds, ceiling_seconds
-from zbench.cost.collective import Collectives, Sharing
+from zbench.cost.bound import bound_seconds
+from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
-from zbench.cost.groups import of_gpu, of_nics
+from zbench.cost.groups import of_gpu
 from zbench.cost.memory.host_copies import plan_copies
 from zbench.cost.memory.peak import peak_bytes
 from zbench.cost.stage import held
-from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
 from zbench.describe.degrees import WORLD, degrees_of
-from zbench.interfaces.protocols import Ready
-from zbench.interfaces.result import StepResult
 from zbench.plans.pipelines import Layout
 from zbench.plans.plan import Plan
 from zbench.simulator.attention import Programs, playable, programs
 from zbench.simulator.estimate import pipelined, staged
+from zbench.simulator.estimate.carried import busiest_seconds, nic_bytes, with_forwards_again
 from zbench.simulator.estimate.layers import ClockState, Layers
-from zbench.simulator.estimate.totals import Carried, Totals
 
 
 def layer_seconds(plan: Plan, cost: Cost, layers: int, parts: Programs | None = None) -> float:
@@ -63,100 +60,76 @@ def _layer_ends(plan: Plan, cost: Cost, layers: int, parts: Programs) -> list[li
 
 @dataclass(slots=True)
 class StepEstimate:
-    """Simulates plans on the cluster of `cost`: a step's result is a function of (batch, plans, cost), and of whether
-    its pipelines are those of the step before: parameters that have to be elsewhere are waited for."""
+    """Compares plans of a batch by the seconds of their steps on the cluster of `cost`, one of
+    zbench.interfaces.abilities.Compares. They depend on the plans, the cost, and on whether pipelines are those of the
+    step before: parameters that have to be elsewhere are waited for."""
 
     cost: Cost
     _layout: Layout | None = field(default=None, init=False, repr=False, compare=False)
 
-    def start(self) -> Ready:
-        self._layout = None
-        return Ready()
+    def lacking_bytes(self, plans: tuple[Plan, ...]) -> int:
+        """Returns the bytes that the fullest GPU lacks for a step of plans; 0 where they fit."""
+        tp = self.cost.tp
+        return max(0, int(of_gpu(peak_bytes(plans, self.cost), tp).max()) - int(self._device_bytes / tp))
 
-    def stop(self) -> None:
-        pass
+    @property
+    def _device_bytes(self) -> float:
+        return self.cost.cluster.device.memory_bytes
 
-    def bound_seconds(self, batch: Batch) -> float:
+    def fits(self, batch: Batch, plans: tuple[Plan, ...]) -> bool:
+        """Returns whether GPUs have room for a step."""
+        return not self.lacking_bytes(plans)
+
+    def compared_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
+        """Returns the seconds of a step, infinite where GPUs have no room for it."""
+        seconds = self.seconds(plans)
+        return seconds if self.fits(batch, plans) else inf
+
+    def least_seconds(self, batch: Batch) -> float:
         """Returns the seconds of a step that no plan of a batch can beat."""
         return bound_seconds(batch, self.cost)
 
-    def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
-        """Simulates one training step; seconds are the described cluster's, not this machine's."""
+    def seconds(self, plans: tuple[Plan, ...]) -> float:
+        """Returns the seconds of a step, whether or not there is room for it."""
         cost, pipelines = self.cost, plans[0].pipelines
         layout = () if pipelines is None else pipelines.layout
         moved, self._layout = self._layout not in (None, layout), layout
-        sharing = Sharing(Collectives.of(cost, None if pipelines is None else held(pipelines, cost)))
-        phases: dict[str, float] = {}
+        of = Collectives.of(cost, None if pipelines is None else held(pipelines, cost))
         if cost.pp > 1:
-            played, phases["bubble"] = staged.play(plans, [programs(plan, cost) for plan in plans], cost, sharing)
+            end = staged.end(plans, [programs(plan, cost) for plan in plans], cost, of)
+        elif pipelines is not None:
+            end = pipelined.end(plans, cost, of, moved)
         else:
-            played = (_by_ranks if pipelines is None else pipelined.play)(plans, cost, sharing, moved)
-        optimizer = cost.optimizer_seconds()
-        end = played.end + optimizer
-        peak = of_gpu(peak_bytes(plans, cost), cost.tp)
-        capacity = int(cost.cluster.device.memory_bytes / cost.tp)
-        phases |= {"forward": played.forward_end, "gradients": sharing.exposed, "optimizer": optimizer}
-        sharing_seconds = max(sharing.seconds, sharing.exposed)  # more than alone, where NICs are busy with attention
-        shared_bytes = np.tile(sharing.nic_bytes, cost.pp)  # every stage shares its own
-
-        def by_gpu(of_ranks: Floats | Ints) -> list[Any]:
-            found: list[Any] = np.repeat(of_ranks, cost.tp).tolist()  # GPUs of a group do the same at the same time
-            return found
-
-        return StepResult(
-            seconds=end,
-            bound_seconds=self.bound_seconds(batch),
-            ceiling_seconds=ceiling_seconds(batch, cost, sharing.of, pipelines is not None),
-            attention_seconds=by_gpu(played.attention),
-            linear_seconds=by_gpu(played.linear),
-            communication_seconds=by_gpu(np.minimum(played.communication + sharing_seconds, end)),
-            exposed_seconds=by_gpu(played.exposed + sharing.exposed),
-            exposed_nic_seconds=by_gpu(played.exposed_nic),
-            nic_tx_bytes=of_nics(played.carried.tx + shared_bytes, cost.bonded_nics).tolist(),
-            nic_rx_bytes=of_nics(played.carried.rx + shared_bytes, cost.bonded_nics).tolist(),
-            nvlink_bytes=int(played.carried.nvlink),
-            peak_bytes=by_gpu(peak),
-            capacity_bytes=capacity,
-            out_of_memory=bool(peak.max() > capacity),
-            phases=phases | ({"switch": sharing.moving} if moved else {}),
-        )
+            end = _end(plans, cost, of, moved)
+        return end + cost.optimizer_seconds()
 
 
-def _by_ranks(plans: tuple[Plan, ...], cost: Cost, sharing: Sharing, moved: bool) -> Totals:
-    """Plans whose ranks work each for itself, micro-batch after micro-batch."""
-    cluster, model = cost.cluster, cost.model
-    state = ClockState.zero(cluster)
-    total = Totals.zero(cluster.num_ranks, cluster.num_nics)
-    again = cost.again_layers
+def _end(plans: tuple[Plan, ...], cost: Cost, of: Collectives, moved: bool) -> float:
+    """Returns when the last rank has ended all micro-batches. of: what is gathered and reduced. moved: parameters are
+    elsewhere than they were."""
+    layers, again = cost.model.num_layers, cost.again_layers
+    state = ClockState.zero(cost.cluster)
     for plan in plans:
         forward, backward = playable(plan, cost)
         ahead, back = plan_copies(plan, cost)
-        linear = cost.linear_seconds(plan.tokens_per_rank)
-        head = cost.head_seconds(plan.tokens_per_rank)
-        every, first, last = sharing.of.every_micro_batch, plan is plans[0], plan is plans[-1]
-        begin, used = float(state.ready.max()), Carried.of(forward, cost)
-        played = Layers(forward, linear, model.num_layers, ahead).play(state)
+        linear, tokens = cost.linear_seconds(plan.tokens_per_rank), plan.tokens_per_rank
+        every, first, last = of.every_micro_batch, plan is plans[0], plan is plans[-1]
+        begin, used = float(state.ready.max()), nic_bytes(forward, cost)
+        Layers(forward, linear, layers, ahead).play(state)
         if first or every:
-            shown = sharing.forward(float(state.ready.max()) - begin, used.busiest(cost), moved and first)
+            span = float(state.ready.max()) - begin
+            shown = of.shown_in_forward(span, busiest_seconds(used, cost), moved and first)
             if every:
                 state.meet()
             state.ready += shown
-        total.forward_end = float(state.ready.max()) if first else total.forward_end
-        state.ready += head
-        begin, used_back = float(state.ready.max()), used.of_layers(again, cost).plus(Carried.of(backward, cost))
-        replayed = [Layers(forward, linear, again).play(state)] if again else []
-        back = back.beyond(model.forwards_again * linear) if back is not None and again else back
-        linear_back = cost.backward_linear_seconds(plan.tokens_per_rank)
-        played_back = Layers(backward, linear_back, model.num_layers, back).play(state)
-        if last or sharing.of.reduced:
-            shown = sharing.backward(float(state.ready.max()) - begin, used_back.busiest(cost))
+        state.ready += cost.head_seconds(tokens)
+        begin, used = float(state.ready.max()), with_forwards_again(used, nic_bytes(backward, cost), cost)
+        if again:
+            Layers(forward, linear, again).play(state)
+            back = back.beyond(cost.model.forwards_again * linear) if back is not None else None
+        Layers(backward, cost.backward_linear_seconds(tokens), layers, back).play(state)
+        if last or of.reduced:
+            shown = of.backward(float(state.ready.max()) - begin, busiest_seconds(used, cost))
             state.meet()
             state.ready += shown
-        total.add(played, *replayed, played_back)
-        total.repack(plan, cost)
-        total.linear += head
-        total.carried = total.carried.plus(used).plus(used_back)
-        if cost.tp > 1:
-            total.exchange(plan, cost)
-    total.end = float(state.ready.max())
-    return total
+    return float(state.ready.max())
