@@ -26,7 +26,7 @@ from zbench.describe.strategies.step_strategy import USUAL_STRATEGY, StepStrateg
 from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.interfaces.abilities import Chooses, HasLimits
 from zbench.interfaces.dealt import undealt
-from zbench.interfaces.protocols import Executor, System
+from zbench.interfaces.protocols import System
 from zbench.interfaces.study import PLAYED_WHOLE, Choice, Clock, Study
 from zbench.plans.plan import Plan
 from zbench.record.fingerprint import own_digest
@@ -215,7 +215,7 @@ def _in_homes(parts: Parts, strategy: StepStrategy) -> Clock:
     if strategy.experts.homes == PLANNED:
         return clock
 
-    def homed(cost: Cost) -> Executor:
+    def homed(cost: Cost) -> InOtherHomes:
         executor = clock(cost)
         assert isinstance(executor, ComparedSteps)
         return InOtherHomes(executor, ExpertHomes(cost, strategy))

@@ -70,11 +70,8 @@ class StepEstimate:
     def lacking_bytes(self, plans: tuple[Plan, ...]) -> int:
         """Returns the bytes that the fullest GPU lacks for a step of plans; 0 where they fit."""
         tp = self.cost.tp
-        return max(0, int(of_gpu(peak_bytes(plans, self.cost), tp).max()) - int(self._device_bytes / tp))
-
-    @property
-    def _device_bytes(self) -> float:
-        return self.cost.cluster.device.memory_bytes
+        capacity = int(self.cost.cluster.device.memory_bytes / tp)
+        return max(0, int(of_gpu(peak_bytes(plans, self.cost), tp).max()) - capacity)
 
     def fits(self, batch: Batch, plans: tuple[Plan, ...]) -> bool:
         """Returns whether GPUs have room for a step."""
@@ -82,8 +79,8 @@ class StepEstimate:
 
     def compared_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
         """Returns the seconds of a step, infinite where GPUs have no room for it."""
-        seconds = self.seconds(plans)
-        return seconds if self.fits(batch, plans) else inf
+        moved = self._moved(plans)
+        return self._seconds(plans, moved) if self.fits(batch, plans) else inf
 
     def least_seconds(self, batch: Batch) -> float:
         """Returns the seconds of a step that no plan of a batch can beat."""
@@ -91,9 +88,17 @@ class StepEstimate:
 
     def seconds(self, plans: tuple[Plan, ...]) -> float:
         """Returns the seconds of a step, whether or not there is room for it."""
-        cost, pipelines = self.cost, plans[0].pipelines
+        return self._seconds(plans, self._moved(plans))
+
+    def _moved(self, plans: tuple[Plan, ...]) -> bool:
+        """Returns whether plans have other pipelines than those of the step before, and keeps theirs."""
+        pipelines = plans[0].pipelines
         layout = () if pipelines is None else pipelines.layout
-        moved, self._layout = self._layout not in (None, layout), layout
+        before, self._layout = self._layout, layout
+        return before not in (None, layout)
+
+    def _seconds(self, plans: tuple[Plan, ...], moved: bool) -> float:
+        cost, pipelines = self.cost, plans[0].pipelines
         of = Collectives.of(cost, None if pipelines is None else held(pipelines, cost))
         if cost.pp > 1:
             end = staged.end(plans, [programs(plan, cost) for plan in plans], cost, of)
