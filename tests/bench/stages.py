@@ -78,7 +78,7 @@ def row(name: str, of: Played) -> None:
     played = play_step(step, own, cost.gpus)
     clocked = process_time() - begin
     fast = make_cost(faster(cost.gpus.cluster), cost.gpus.model)
-    alone, quick = StepEstimate(fast).step(batch, plans).seconds, play_step(step, own, fast.gpus).seconds
+    alone, quick = StepEstimate(fast).seconds(plans), play_step(step, own, fast.gpus).seconds
     kinds = (GATHER, REDUCE), (GATHER,), (REDUCE,)
     left = [play_step(without(step, one), own, cost.gpus).seconds for one in kinds]
     print(

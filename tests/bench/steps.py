@@ -24,6 +24,7 @@ from typing import TypeVar
 
 import numpy as np
 from hydra import compose, initialize_config_dir
+from zbench.simulator.estimate.totals import Carried
 
 from zbench import CONF
 from zbench.console.heap import keep_freed_memory
@@ -38,7 +39,6 @@ from zbench.run.settings import Settings
 from zbench.run.system import make_system
 from zbench.simulator.attention import playable
 from zbench.simulator.estimate.step import StepEstimate
-from zbench.simulator.estimate.totals import Carried
 from zbench.simulator.steps.account import step_memory
 from zbench.simulator.steps.play import play_step
 from zbench.simulator.steps.program import StepParts
@@ -112,7 +112,7 @@ def row(system: str, workload: str, zero: str) -> None:
     fast = make_cost(faster(cost.cluster), cost.model)
     others = [play_step(step, plans, one).seconds for one in (waiting, fast)]
     left = [play_step(without(step, kinds), plans, cost).seconds for kinds in ((GATHER, REDUCE), (GATHER,), (REDUCE,))]
-    alone = StepEstimate(fast).step(batch, plans).seconds
+    alone = StepEstimate(fast).seconds(plans)
     print(
         f"| {system} | {workload} | {zero} | {len(plans)} | {older.seconds:.3f} | {played.seconds:.3f} "
         f"({played.seconds / older.seconds - 1:+.1%}) | {others[0]:.3f} ({others[0] / older.seconds - 1:+.1%}) | "

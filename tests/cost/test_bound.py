@@ -102,7 +102,7 @@ def test_reached_by_equal_local_sequences(recompute: str) -> None:
     local(builder, np.arange(8), np.arange(8))
     plan = reverse(builder.build(), "keep")
     batch = Batch(plan.lengths, 0, 0)
-    ratio = bound_seconds(batch, cost) / StepEstimate(cost).step(batch, (plan,)).seconds
+    ratio = bound_seconds(batch, cost) / StepEstimate(cost).seconds((plan,))
     assert 0.97 < ratio <= 1
 
 

@@ -52,7 +52,7 @@ def test_a_step_takes_as_long_as_the_clock_has_it(recompute: str, rate: float, l
     cost = linked(hosted(**of, offload="activations", offload_layers=layers, recompute=recompute), rate)
     plans = LocalPacking(cost).plan(BATCH)
     bare = StepEstimate(replace(cost, waits_for_hosts=False))
-    clock, reckoned = Simulated(cost).step(BATCH, plans).seconds, StepEstimate(cost).step(BATCH, plans).seconds
+    clock, reckoned = Simulated(cost).step(BATCH, plans).seconds, StepEstimate(cost).seconds(plans)
     alone = Simulated(replace(cost, model=cost.model.offloading(0))).step(BATCH, plans).seconds
     plain = bare.step(BATCH, plans).seconds
     assert reckoned >= plain
@@ -69,7 +69,7 @@ def test_pipelines_wait_as_the_clock_has_it(pair: tuple[int, int], rate: float) 
     plans = Hydraulis(cost, tp_pp_pairs=[pair], batching="first_fit", pack_tokens=4096).plan(batch)
     here = replace(cost, model=cost.model.offloading(0))
     clock, alone = (Simulated(one).step(batch, plans).seconds for one in (cost, here))
-    reckoned, plain = (StepEstimate(one).step(batch, plans).seconds for one in (cost, here))
+    reckoned, plain = (StepEstimate(one).seconds(plans) for one in (cost, here))
     assert reckoned - plain == pytest.approx(clock - alone, abs=0.1 * clock)
 
 

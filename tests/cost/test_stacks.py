@@ -230,7 +230,7 @@ def test_no_step_is_faster_than_the_bound(case: tuple[Cost, Batch, ByteScale]) -
     verify_step(batch, plans)
     step = StepEstimate(cost).step(batch, plans)
     assert bound_seconds(batch, cost) <= step.seconds * (1 + 1e-9)
-    assert step.seconds == StepEstimate(cost).step(batch, plans).seconds
+    assert step.seconds == StepEstimate(cost).seconds(plans)
     assert 0 <= step.phases["bubble"] <= step.seconds
 
 
@@ -367,7 +367,7 @@ def test_tensor_parallel_groups_have_stages_too() -> None:
     batch = Batch(np.array([9000, 4000, 700, 300]), 0, 0)
     plans = Dealt(Ring(cost), 2).plan(batch)
     verify_step(batch, plans, cost)
-    assert StepEstimate(cost).step(batch, plans).seconds >= bound_seconds(batch, cost)
+    assert StepEstimate(cost).seconds(plans) >= bound_seconds(batch, cost)
 
 
 @given(batches(3000, 12), st.integers(1, 6))

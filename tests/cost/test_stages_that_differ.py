@@ -77,6 +77,6 @@ def test_the_bound_is_the_last_stage_s() -> None:
         cost = make_cost(one.cluster, replace(model, stage_layers=layers))
         plans = Mesh(cost, "ring", 1, "balanced", 2048).plan(batch)
         found.append(bound_seconds(batch, cost))
-        assert StepEstimate(cost).step(batch, plans).seconds > found[-1]
+        assert StepEstimate(cost).seconds(plans) > found[-1]
     assert found == sorted(found)
     assert found[1] == bound_seconds(batch, make_cost(one.cluster, model))

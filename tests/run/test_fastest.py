@@ -101,8 +101,7 @@ def test_a_setting_that_never_fits_is_behind_one_that_does() -> None:
     lengths = np.array([30_000, 64, 64, 64])
     of = Study(cost.cluster, cost.model, lambda number: Batch(lengths, 0, number), lambda _: cost, StepEstimate)
     found = {
-        degree: StepEstimate(cost).step(of.batch(0), Sized(cost, degree).plan(of.batch(0))).out_of_memory
-        for degree in (1, 4)
+        degree: (not StepEstimate(cost).fits(of.batch(0), Sized(cost, degree).plan(of.batch(0)))) for degree in (1, 4)
     }
     assert found == {1: True, 4: False}
     choice = fastest(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from zbench.simulator.estimate.totals import Carried
 
 from tests.helpers.oracles import small
 from tests.helpers.variants import SYSTEMS, Variant
@@ -24,7 +25,6 @@ from zbench.report.overview import shares_of
 from zbench.simulated.executor import Simulated
 from zbench.simulator.attention import playable
 from zbench.simulator.estimate.step import StepEstimate
-from zbench.simulator.estimate.totals import Carried
 from zbench.systems.hydraulis.cost import offered_schemes
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.local_packing import LocalPacking

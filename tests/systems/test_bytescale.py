@@ -201,7 +201,7 @@ def test_a_batch_larger_than_memory_takes_micro_batches(balance: bool, times: in
     plans = ByteScale(cost, balance_micro_batches=balance).plan(batch)
     verify_step(batch, plans, cost)
     assert times <= len(plans) <= 2 * times + 1
-    assert not StepEstimate(cost).step(batch, plans).out_of_memory
+    assert StepEstimate(cost).fits(batch, plans)
 
 
 @given(st.lists(st.integers(1, 15_000), min_size=1, max_size=10), st.floats(14e9, 24e9))
@@ -222,7 +222,7 @@ def test_an_impossible_batch_is_a_verdict() -> None:
         batch = Batch(np.array([10 * 4 * fitting_tokens(cost), 300, 20]), 0, 0)
         plans = ByteScale(cost).plan(batch)
         verify_step(batch, plans)
-        assert StepEstimate(cost).step(batch, plans).out_of_memory
+        assert not StepEstimate(cost).fits(batch, plans)
 
 
 def test_without_balance_packs_are_as_full_as_they_can_be() -> None:
@@ -241,8 +241,7 @@ def test_balance_gains() -> None:
     lengths: Ints = np.array([60_000, 20_000, *[900] * 60])
     batch = Batch(lengths, 0, 0)
     seconds = [
-        StepEstimate(cost).step(batch, ByteScale(cost, balance_micro_batches=way).plan(batch)).seconds
-        for way in (True, False)
+        StepEstimate(cost).seconds(ByteScale(cost, balance_micro_batches=way).plan(batch)) for way in (True, False)
     ]
     assert seconds[0] < 0.9 * seconds[1]
 
@@ -256,7 +255,7 @@ def test_balance_gains_over_several_micro_batches(sharding: str) -> None:
         longer = Batch(np.concatenate([batch.lengths] * 3), 0, 0)
         plans = [ByteScale(cost, balance_micro_batches=way).plan(longer) for way in (True, False)]
         verify_step(longer, plans[0], cost)
-        seconds = [StepEstimate(cost).step(longer, each).seconds for each in plans]
+        seconds = [StepEstimate(cost).seconds(each) for each in plans]
         assert seconds[0] < 1.05 * seconds[1]
         if sharding == "zero3":
             assert len(plans[0]) <= len(plans[1])
@@ -347,7 +346,7 @@ def test_balance_shortens_steps_and_that_of_micro_batches_most() -> None:
     seconds = {}
     for balance in (False, "dp", "pp"):
         system = ByteScale(cost, balance_micro_batches=balance)  # type: ignore[arg-type]
-        seconds[balance] = sum(StepEstimate(cost).step(batch, system.plan(batch)).seconds for batch in batches)
+        seconds[balance] = sum(StepEstimate(cost).seconds(system.plan(batch)) for batch in batches)
     assert seconds["pp"] < seconds["dp"] < seconds[False]
 
 

@@ -273,7 +273,7 @@ def test_no_plan_breaks_memory(data: st.DataObject) -> None:
         if batch.lengths.max() > made.objective.capacity.max():
             plans = made.plan(batch)
             verify_step(batch, plans)
-            assert StepEstimate(tight).step(batch, plans).seconds > 0
+            assert StepEstimate(tight).seconds(plans) > 0
         else:
             verify_step(batch, made.plan(batch), tight)
 
@@ -295,7 +295,7 @@ def test_too_long_a_sequence_is_out_of_memory(cost: Cost) -> None:
     for system in (FlexSP(small), FlexSPBatchAda(small), FlexSPBatchAda(small, degree=2)):
         plans = system.plan(batch)
         verify_step(batch, plans)
-        assert StepEstimate(small).step(batch, plans).out_of_memory
+        assert not StepEstimate(small).fits(batch, plans)
         with pytest.raises(OutOfMemory):
             verify_step(batch, plans, small)
         warm(system)  # whose batch does not fit either
@@ -371,5 +371,5 @@ def test_padding_is_computed_and_groups_are_chosen_for_it(cost: Cost) -> None:
         plain, padded = make(cost), make(cost, padding="published")
         tokens = [sum(int(plan.lengths.sum()) for plan in one.plan(batch)) for one in (plain, padded)]
         assert tokens == [400 * 96, 400 * 128]
-        seconds = [StepEstimate(cost).step(batch, one.plan(batch)).seconds for one in (plain, padded)]
+        seconds = [StepEstimate(cost).seconds(one.plan(batch)) for one in (plain, padded)]
         assert seconds[0] < seconds[1]

@@ -323,7 +323,7 @@ def test_what_fits_only_with_nothing_else_under_way_is_planned_so() -> None:
     assert batch.lengths[0] > system.objective.capacity.max()
     plans = system.plan(batch)
     verify_step(batch, plans, cost)
-    assert not StepEstimate(cost).step(batch, plans).out_of_memory
+    assert StepEstimate(cost).fits(batch, plans)
 
 
 # -- what it owes -----------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ def test_without_pipelines_what_fits_no_gpu_is_out_of_memory(shapes: list | None
     assert all(plan.pipelines is None for plan in plans)
     with pytest.raises(OutOfMemory, match="rank 0 needs"):
         verify_step(batch, plans, cost)
-    assert StepEstimate(cost).step(batch, plans).out_of_memory
+    assert not StepEstimate(cost).fits(batch, plans)
 
 
 @settings(max_examples=40)
@@ -379,7 +379,7 @@ def test_memory_holds_wherever_a_scheme_has_room(data: st.DataObject) -> None:
     plans = system.plan(batch)
     if batch.lengths.max() <= system.objective.capacity.max() and system.objective.capacity.min() > 1:
         verify_step(batch, plans, tight)
-    assert StepEstimate(tight).step(batch, plans).seconds > 0
+    assert StepEstimate(tight).seconds(plans) > 0
 
 
 @pytest.mark.parametrize(

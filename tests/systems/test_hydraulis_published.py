@@ -150,7 +150,7 @@ def test_the_better_a_batch_is_dealt_the_sooner_it_is_done() -> None:
         batch = Batch(np.minimum(rng.lognormal(6.5, 1.2, 100).astype(np.int64) + 1, 16_000), 0, step)
         for way in WAYS:
             plans = Hydraulis(cost, [[1, 1]], batching=way, pack_tokens=16_000).plan(batch)
-            total[way] += StepEstimate(cost).step(batch, plans).seconds
+            total[way] += StepEstimate(cost).seconds(plans)
     print({way: round(seconds, 4) for way, seconds in total.items()})
     assert total["search"] <= total["published"] < total["fixed"] < total["first_fit"]
 

@@ -109,7 +109,7 @@ def test_the_estimate_is_near_the_clock() -> None:
     rates = ring_rates(drawn, ring_sizes(contract), True, cost, "carry")
     for rounds in candidate_rounds(rates, contract, 1e9):
         plans = plans_of_rings(schedule_of_rounds(rounds, drawn, contract, cost), cost)
-        layers = StepEstimate(cost).step(Batch(drawn, seed=0, step=0), plans).seconds - cost.optimizer_seconds()
+        layers = StepEstimate(cost).seconds(plans) - cost.optimizer_seconds()
         assert rounds_seconds(rounds, rates) * cost.layers == pytest.approx(layers, rel=0.1)
         count = sum(len(plan.forward) + len(plan.backward) for plan in plans)
         assert count <= operations(rounds) <= 1.25 * count
@@ -150,7 +150,7 @@ def test_groups_of_permutations_are_no_slower_than_any_balancer_of_pytorch(drawn
     for plan in plans:
         verify(plan, cost, memory=False)
         assert plan.backward_mode == "regather"
-    seconds = StepEstimate(cost).step(batch, plans).seconds
+    seconds = StepEstimate(cost).seconds(plans)
     for balancer in BALANCERS:
         theirs = StepEstimate(cost).step(batch, TorchCP(cost, balancer, degree).plan(batch))
         assert theirs.out_of_memory or seconds <= theirs.seconds * (1 + 1e-9)

@@ -87,7 +87,7 @@ def test_a_sequence_that_fits_no_gpu_is_out_of_memory() -> None:
     room = fitting_tokens(cost)
     for tokens, verdict in ((room, False), (room + 1, True)):
         batch = Batch(np.array([tokens, 100, 100]), 0, 0)
-        assert StepEstimate(cost).step(batch, LocalPacking(cost).plan(batch)).out_of_memory == verdict
+        assert (not StepEstimate(cost).fits(batch, LocalPacking(cost).plan(batch))) == verdict
 
 
 @pytest.mark.parametrize("tokens", [2000, 5000])

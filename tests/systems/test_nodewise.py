@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from zbench.simulator.estimate.totals import Totals
 
 import zbench
 from tests.helpers.oracles import batches, small
@@ -21,7 +22,6 @@ from zbench.proof.verify import verify_step
 from zbench.run.stale import PACKAGE, Sources, reached
 from zbench.simulated.executor import Simulated
 from zbench.simulator.estimate.step import StepEstimate
-from zbench.simulator.estimate.totals import Totals
 from zbench.systems.common.grids import busiest
 from zbench.systems.nodewise.even import even_out, swap
 from zbench.systems.nodewise.inside import node_layout
@@ -273,7 +273,7 @@ def test_memory_is_respected(memory: float) -> None:
     batch = Batch(np.array([40_000, 30_000, *[2_000] * 60]), 0, 0)
     plans = own(cost).plan(batch)
     verify_step(batch, plans, cost)
-    assert not StepEstimate(cost).step(batch, plans).out_of_memory
+    assert StepEstimate(cost).fits(batch, plans)
     assert (len(plans) > 1) == (memory < 40e9)
 
 
@@ -389,9 +389,7 @@ def test_ahead_of_zeppelin() -> None:
     for batch in batches(16, most=24):
         if covered(batch.num_tokens, cost) < COVERED:
             continue
-        seconds = [
-            StepEstimate(cost).step(batch, make.plan(batch)).seconds for make in (Zeppelin(cost), Nodewise(cost))
-        ]
+        seconds = [StepEstimate(cost).seconds(make.plan(batch)) for make in (Zeppelin(cost), Nodewise(cost))]
         ratios.append(seconds[0] / seconds[1])
     assert len(ratios) > 10
     assert min(ratios) > 1
@@ -436,7 +434,7 @@ def test_of_equal_estimates_the_one_that_needs_nics_least_is_played_too() -> Non
     cost = replace(cost, cluster=replace(cost.cluster, nic_channels=2, nics_per_node=4, nic_bandwidth=5e9))
     batch = Batch(np.minimum(np.random.default_rng(5).lognormal(8, 1.5, 40).astype(np.int64) + 1, 65_536), 0, 0)
     with_it, without = (
-        StepEstimate(cost).step(batch, own(cost, play_least_nic_use=kind).plan(batch)).seconds for kind in (True, False)
+        StepEstimate(cost).seconds(own(cost, play_least_nic_use=kind).plan(batch)) for kind in (True, False)
     )
     assert with_it <= without
 

@@ -55,7 +55,7 @@ def drawn(cost: Cost, seed: int) -> Batch:
 
 
 def seconds(system: System, batch: Batch, cost: Cost) -> float:
-    return StepEstimate(cost).step(batch, system.plan(batch)).seconds
+    return StepEstimate(cost).seconds(system.plan(batch))
 
 
 @pytest.mark.parametrize(("nodes", "nics", "gbit"), [(2, 2, 100), (2, 2, 200), (4, 2, 100), (4, 4, 200)])
@@ -89,9 +89,7 @@ def test_pipelines_are_taken_where_gathers_cost_most(wide: Cost) -> None:
     batch = Batch(np.full(128, 512), 0, 0)
     plans = Nodewise(cost).plan(batch)
     assert plans[0].pipelines is not None
-    assert StepEstimate(cost).step(batch, plans).seconds < 0.9 * seconds(
-        Nodewise(cost, adopt_rivals=False), batch, cost
-    )
+    assert StepEstimate(cost).seconds(plans) < 0.9 * seconds(Nodewise(cost, adopt_rivals=False), batch, cost)
     assert Nodewise(replace(cost, pipelines=False)).plan(batch)[0].pipelines is None
 
 
@@ -102,7 +100,7 @@ def test_other_plans_have_to_gain_the_way_there_and_back(wide: Cost, monkeypatch
     rivals = Rivals(cost)
     own, pipelines = Nodewise(cost, adopt_rivals=False).plan(batch), rivals.pipelines().plan(batch)
     clock = StepEstimate(cost)
-    mine, other = clock.step(batch, own).seconds, StepEstimate(cost).step(batch, pipelines).seconds
+    mine, other = clock.step(batch, own).seconds, StepEstimate(cost).seconds(pipelines)
     system = rivals.pipelines()
     way = system.prices.seconds(system.usual, ()) + system.prices.seconds((), system.usual)
     assert mine < other < mine + way

@@ -169,14 +169,14 @@ def test_the_degree_and_the_packs_are_those_that_fit(cost: Cost) -> None:
     free = fitting_tokens(cost)
     alone = Batch(np.array([2 * free]), seed=0, step=0)
     two = TorchCP(cost, degree=2, received_kv="keep").plan(alone)
-    assert StepEstimate(cost).step(alone, two).out_of_memory
+    assert not StepEstimate(cost).fits(alone, two)
     more = TorchCP(cost, context_limit=2 * free, received_kv="keep").plan(alone)
-    assert not StepEstimate(cost).step(alone, more).out_of_memory
+    assert StepEstimate(cost).fits(alone, more)
     batch = Batch(np.array([free // 2] * 12), seed=0, step=0)
     for degree in (1, 2, 4):
         plans = TorchCP(cost, degree=degree).plan(batch)
         assert len(plans) > 1
-        assert not StepEstimate(cost).step(batch, plans).out_of_memory
+        assert StepEstimate(cost).fits(batch, plans)
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,35 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
-from zbench.interfaces.abilities import Compares
+from zbench.plans.plan import Plan
 
 # How many is a judgement: on 32 GPUs choosing takes some seconds.
 DRAWN = 2000  # batches, of which all but one in a thousand have to fit
 HARD = 0.999  # the batch that has to fit memory: where it stands among those drawn, by longest sequence
 PLAYED = 20  # batches, evenly from those drawn by longest sequence
 PLAYED_WHOLE = 4  # of them, on which a run's choice is judged: its clock plays whole steps
+
+
+class Compares(Protocol):
+    """What tells of a candidate's step whether it fits, how long it takes at least, and how long it takes, with nothing
+    done that only a run needs."""
+
+    def fits(self, batch: Batch, plans: tuple[Plan, ...]) -> bool:
+        """Returns whether GPUs have room for a step."""
+
+    def compared_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
+        """Returns the seconds of a step, infinite where there is no room for it; it need not be proven, as it is not
+        run."""
+
+    def least_seconds(self, batch: Batch) -> float:
+        """Returns the seconds that no step of a batch's plans can beat, of plans without pipelines of their own."""
+
 
 Clock = Callable[[Cost], Compares]  # makes what compares steps on the cluster of a cost
 

@@ -19,7 +19,7 @@ from zbench.step.template import Step
 
 @dataclass(frozen=True, slots=True)
 class ComparedSteps:
-    """Steps as an executor of whole steps plays them, one of zbench.interfaces.abilities.Compares. Rounds and
+    """Steps as an executor of whole steps plays them, one of zbench.interfaces.study.Compares. Rounds and
     iterations are played as in a run, and so are plans with pipelines, which a change of pipelines may come before."""
 
     executor: Simulated

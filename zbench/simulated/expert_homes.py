@@ -104,7 +104,7 @@ class ExpertHomes:
 @dataclass(frozen=True, slots=True)
 class InOtherHomes:
     """Steps of candidates for a run whose plans have other homes than planned, one of
-    zbench.interfaces.abilities.Compares."""
+    zbench.interfaces.study.Compares."""
 
     executor: ComparedSteps
     homes: ExpertHomes

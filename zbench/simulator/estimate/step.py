@@ -61,7 +61,7 @@ def _layer_ends(plan: Plan, cost: Cost, layers: int, parts: Programs) -> list[li
 @dataclass(slots=True)
 class StepEstimate:
     """Compares plans of a batch by the seconds of their steps on the cluster of `cost`, one of
-    zbench.interfaces.abilities.Compares. They depend on the plans, the cost, and on whether pipelines are those of the
+    zbench.interfaces.study.Compares. They depend on the plans, the cost, and on whether pipelines are those of the
     step before: parameters that have to be elsewhere are waited for."""
 
     cost: Cost
