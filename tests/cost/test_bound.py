@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.strategies import REAL, batches, cases, costs, masks
-from zbench.cost.bound import bound_seconds, least_seconds
+from zbench.cost.bound import bound_seconds, ceiling_seconds, least_seconds
+from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
 from zbench.cost.groups import grouped
 from zbench.cost.stacks import stacked
+from zbench.cost.stage import held
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import RECOMPUTE, SHARDING, Model
@@ -43,9 +45,9 @@ from zbench.systems.zeppelin.planner import Zeppelin
 def test_no_plan_is_faster(case: tuple[Cost, Plan]) -> None:
     cost, plan = case
     batch = Batch(plan.lengths, 0, 0)
-    step = StepEstimate(cost).step(batch, (plan,))
-    assert bound_seconds(batch, cost) == step.bound_seconds <= step.ceiling_seconds * (1 + 1e-9)  # type: ignore[operator]
-    assert step.ceiling_seconds <= step.seconds * (1 + 1e-9)  # type: ignore[operator]
+    ceiling = ceiling_seconds(batch, cost, Collectives.of(cost))
+    assert bound_seconds(batch, cost) <= ceiling * (1 + 1e-9)
+    assert ceiling <= StepEstimate(cost).seconds((plan,)) * (1 + 1e-9)
 
 
 def attention(cost: Cost, plan: Plan) -> list[tuple[float, float]]:
@@ -173,9 +175,12 @@ def test_no_system_is_faster_than_the_ceiling(cost: Cost, system: type, data: st
     whole = planner if cost.pp == 1 or getattr(planner, "plans_stages", False) else Dealt(planner, 2)
     executor = StepEstimate(cost)
     for _ in range(2):  # the second time pipelines are where they were
-        step = executor.step(batch, whole.plan(batch))
-        assert step.bound_seconds <= step.ceiling_seconds * (1 + 1e-9)
-        assert step.ceiling_seconds <= step.seconds * (1 + 1e-9)
+        plans = whole.plan(batch)
+        of = plans[0].pipelines
+        collectives = Collectives.of(cost, None if of is None else held(of, cost))
+        ceiling = ceiling_seconds(batch, cost, collectives, of is not None)
+        assert bound_seconds(batch, cost) <= ceiling * (1 + 1e-9)
+        assert ceiling <= executor.seconds(plans) * (1 + 1e-9)
 
 
 @settings(max_examples=50)
@@ -184,9 +189,8 @@ def test_more_micro_batches_are_no_way_under_it(case: tuple[Cost, Plan], count: 
     """The same plan over and over stands for a batch of as many copies of its sequences."""
     cost, plan = case
     batch = Batch(np.tile(plan.lengths, count), 0, 0)
-    step = StepEstimate(cost).step(batch, (plan,) * count)
-    assert step.ceiling_seconds is not None
-    assert step.ceiling_seconds <= step.seconds * (1 + 1e-9)
+    ceiling = ceiling_seconds(batch, cost, Collectives.of(cost))
+    assert ceiling <= StepEstimate(cost).seconds((plan,) * count) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("sharding", SHARDING)
@@ -198,7 +202,6 @@ def test_the_ceiling_is_reached_by_equal_local_sequences(sharding: str, nic: flo
     builder = Builder(np.full(8, 32768), 8, 32)
     local(builder, np.arange(8), np.arange(8))
     plan = reverse(builder.build(), "keep")
-    step = StepEstimate(cost).step(Batch(plan.lengths, 0, 0), (plan,))
-    assert step.ceiling_seconds is not None
-    assert 0.97 < step.ceiling_seconds / step.seconds <= 1
-    assert nic > 1e9 or step.bound_seconds < 0.6 * step.seconds
+    batch, seconds = Batch(plan.lengths, 0, 0), StepEstimate(cost).seconds((plan,))
+    assert 0.97 < ceiling_seconds(batch, cost, Collectives.of(cost)) / seconds <= 1
+    assert nic > 1e9 or bound_seconds(batch, cost) < 0.6 * seconds

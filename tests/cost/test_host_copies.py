@@ -54,7 +54,7 @@ def test_a_step_takes_as_long_as_the_clock_has_it(recompute: str, rate: float, l
     bare = StepEstimate(replace(cost, waits_for_hosts=False))
     clock, reckoned = Simulated(cost).step(BATCH, plans).seconds, StepEstimate(cost).seconds(plans)
     alone = Simulated(replace(cost, model=cost.model.offloading(0))).step(BATCH, plans).seconds
-    plain = bare.step(BATCH, plans).seconds
+    plain = bare.seconds(plans)
     assert reckoned >= plain
     assert reckoned - plain == pytest.approx(clock - alone, abs=0.04 * clock)
 
@@ -116,9 +116,8 @@ def test_nothing_on_hosts_is_waited_for_by_none() -> None:
     assert plan_copies(plan, here) == (None, None)
     assert waiting(here, np.array([5]), np.array([0.0]), np.array([0.0])) == 0.0
     assert HostCopies.of(replace(hosts, waits_for_hosts=False)) is None
-    assert StepEstimate(here).step(BATCH, (plan,)) == StepEstimate(
-        replace(hosts, waits_for_hosts=False, model=here.model)
-    ).step(BATCH, (plan,))
+    waits = replace(hosts, waits_for_hosts=False, model=here.model)
+    assert StepEstimate(here).seconds((plan,)) == StepEstimate(waits).seconds((plan,))
 
 
 def test_as_few_layers_as_a_plan_fits_with_are_priced() -> None:

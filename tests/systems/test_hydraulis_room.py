@@ -32,13 +32,13 @@ def fits(batch: Batch, system: Hydraulis) -> bool:
     """Whether the system's plan does, which is correct in any case, and which the simulator says, too."""
     plans = system.plan(batch)
     verify_step(batch, plans)
-    step = StepEstimate(system.cost).step(batch, plans)
+    room = StepEstimate(system.cost).fits(batch, plans)
     try:
         verify_step(batch, plans, system.cost)
     except OutOfMemory:
-        assert step.out_of_memory
+        assert not room
         return False
-    assert not step.out_of_memory
+    assert room
     return True
 
 

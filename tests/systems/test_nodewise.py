@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from zbench.simulator.estimate.totals import Totals
 
 import zbench
+from tests.helpers.arithmetic import arithmetic
 from tests.helpers.oracles import batches, small
 from tests.helpers.strategies import lengths as drawn_lengths
 from zbench.cost.cost import Cost
@@ -304,19 +304,15 @@ def test_inside_shares_what_is_too_long_for_a_gpu() -> None:
     assert np.allclose(one.share, 0.25)
 
 
-def test_groups_even_out_what_whole_heads_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_even_out_what_whole_heads_leave() -> None:
     """Long sequences and one that is short: with a split of heads each, GPUs differ by less."""
-    monkeypatch.setattr(
-        Totals, "repack", lambda *_: None
-    )  # repacking is booked as attention: the compute queue does it
     cost = small(1, 4)
     sizes = np.array([24_000, 20_000, 16_000, 9_000, 3_000])
     spread = {}
     for most in (1, 3):
         (plan,) = own(cost, sequence_groups=most).plan(Batch(sizes, 0, 0))
         verify_step(Batch(sizes, 0, 0), (plan,), cost)
-        result = StepEstimate(cost).step(Batch(sizes, 0, 0), (plan,))
-        spread[most] = np.ptp(np.add(result.attention_seconds, result.linear_seconds))
+        spread[most] = np.ptp(np.add(*arithmetic((plan,), cost)))
     assert spread[3] < 0.5 * spread[1]
 
 

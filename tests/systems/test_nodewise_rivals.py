@@ -99,8 +99,7 @@ def test_other_plans_have_to_gain_the_way_there_and_back(wide: Cost, monkeypatch
     batch = Batch(np.array([65_536]), 0, 0)
     rivals = Rivals(cost)
     own, pipelines = Nodewise(cost, adopt_rivals=False).plan(batch), rivals.pipelines().plan(batch)
-    clock = StepEstimate(cost)
-    mine, other = clock.step(batch, own).seconds, StepEstimate(cost).seconds(pipelines)
+    mine, other = (StepEstimate(cost).seconds(plans) for plans in (own, pipelines))
     system = rivals.pipelines()
     way = system.prices.seconds(system.usual, ()) + system.prices.seconds((), system.usual)
     assert mine < other < mine + way

@@ -17,8 +17,6 @@ from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.describe.model import Model
 from zbench.interfaces import study
-from zbench.interfaces.protocols import Ready
-from zbench.interfaces.result import StepResult
 from zbench.interfaces.study import Choice, Clock, Sample, Study
 from zbench.plans.plan import Plan
 from zbench.proof.verify import verify_step
@@ -123,15 +121,14 @@ class Dear:
         if self.cost.tp == 4:
             raise ValueError("not played")
 
-    def start(self) -> Ready:
-        return Ready()
+    def fits(self, batch: Batch, plans: tuple[Plan, ...]) -> bool:
+        return StepEstimate(self.cost).fits(batch, plans)
 
-    def stop(self) -> None:
-        pass
+    def compared_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
+        return StepEstimate(self.cost).compared_seconds(batch, plans) * (1000 if self.cost.tp == 2 else 1)
 
-    def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
-        result = StepEstimate(self.cost).step(batch, plans)
-        return replace(result, seconds=result.seconds * (1000 if self.cost.tp == 2 else 1))
+    def least_seconds(self, batch: Batch) -> float:
+        return StepEstimate(self.cost).least_seconds(batch)
 
 
 def test_the_better_ones_are_judged_by_the_runs_clock() -> None:
@@ -149,9 +146,9 @@ def test_no_step_is_played_twice() -> None:
     played: list[str] = []
 
     class Counted(StepEstimate):
-        def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
+        def compared_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
             played.append(batch.digest)
-            return StepEstimate(self.cost).step(batch, plans)
+            return StepEstimate(self.cost).compared_seconds(batch, plans)
 
     batches = [study_of(cost, 2000).batch(number) for number in range(4)]
     candidate = Candidate(cost.model, Mesh(cost, "ring", 2, "balanced"))
@@ -216,9 +213,9 @@ def test_plans_that_are_the_same_are_played_once() -> None:
     cost, played = small(2, 2), list[str]()
 
     class Counted(StepEstimate):
-        def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
+        def compared_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
             played.append(batch.digest)
-            return StepEstimate(self.cost).step(batch, plans)
+            return StepEstimate(self.cost).compared_seconds(batch, plans)
 
     batch, known = study_of(cost, 2000).batch(0), KnownPlays()
     mesh = Mesh(cost, "ring", 4, "balanced", 100_000)
