@@ -199,11 +199,15 @@ def test_what_a_clock_tells_before_is_not_played() -> None:
     assert [race.fits(one) for one in some] == [not step.out_of_memory for step in steps]
     assert 0 < sum(step.out_of_memory for step in steps) < len(steps)
     assert not played
-    seconds = [one.seconds(batches, Simulated) for one in some]
+
+    def plain(cost: Cost) -> ComparedSteps:
+        return ComparedSteps(Simulated(cost))
+
+    seconds = [one.seconds(batches, plain) for one in some]
     assert max(seconds) == seconds[2]
     timed = raced(some, batches, Telling, 2)
     assert [found for found, _ in timed] == [*seconds[:2], float("inf")]
-    assert ranked(timed) == sorted(some[:2], key=lambda one: one.seconds(batches, Simulated))
+    assert ranked(timed) == sorted(some[:2], key=lambda one: one.seconds(batches, plain))
     assert played.count(batches[1].digest) == 3
     assert played.count(batches[0].digest) == 2
 
