@@ -63,8 +63,8 @@ def figures(overrides: Sequence[str], judge: str = "nominal", told: bool = False
             begin = time.process_time()
             plans = system.plan(batch)
             spent.append(1e3 * (time.process_time() - begin))
-            result = StepEstimate(Cost(true.cluster, true.model)).step(batch, plans)
-            ratios.append(0.0 if result.out_of_memory else result.bound_seconds / result.seconds)
+            estimate = StepEstimate(Cost(true.cluster, true.model))
+            ratios.append(estimate.least_seconds(batch) / estimate.compared_seconds(batch, plans))
     return ratios, spent
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from hydra import compose, initialize_config_dir
 
 from tests.bench.stages import CONF
+from zbench.cost.memory.peak import peak_bytes
 from zbench.run.parts import Parts
 from zbench.run.settings import Settings
 from zbench.run.system import make_system
@@ -30,18 +31,15 @@ def row(pairs: str, every: bool) -> None:
     batch, executor = parts.batch(0), parts.executor
     assert isinstance(executor, Simulated)
     plans = tuple(make_system(config, parts.cost).plan(batch))
-    other = StepEstimate(parts.cost).step(batch, plans)
+    other, held = StepEstimate(parts.cost).seconds(plans), peak_bytes(plans, parts.cost).max()
     begin = process_time()
     step = executor.built(batch, plans)
     built = process_time() - begin
     played = play_step(step, plans_of_layouts(plans), parts.cost.gpus)
     print(f"{plans[0].notes['strategy']}: {len(plans_of_layouts(plans))} micro-batches, {len(step.order)} instances")
-    print(f"  other clock {other.seconds:.4f} s, {max(other.peak_bytes) / 2**30:.2f} GiB, phases {other.phases}")
+    print(f"  other clock {other:.4f} s, {held / 2**30:.2f} GiB")
     print(f"  whole step  {played.seconds:.4f} s, {played.memory.peak.max() / 2**30:.2f} GiB, settled {played.settled}")
     most = int(np.argmax(played.busy["compute"] + played.busy["attend"]))
-    for name, one in (("attention", other.attention_seconds), ("linear", other.linear_seconds)):
-        mine = played.busy["attend" if name == "attention" else "compute"]
-        print(f"  {name} of GPU {most}: {one[most]:.4f} and {mine[most]:.4f}")
     spent = {name: round(float(seconds[most]), 4) for name, seconds in played.spent.items() if seconds[most] > 1e-3}
     print(f"  its seconds: {spent}; processor seconds {built:.1f} + {process_time() - begin - built:.1f}")
     if every:

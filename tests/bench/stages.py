@@ -18,7 +18,9 @@ from hydra import compose, initialize_config_dir
 from tests.bench.steps import case, faster, without
 from zbench import CONF
 from zbench.cost.cost import Cost
+from zbench.cost.groups import of_gpu
 from zbench.cost.job import make_cost
+from zbench.cost.memory.peak import peak_bytes
 from zbench.describe.batch import Batch
 from zbench.passes.reverse import reverse
 from zbench.plans.build import Builder
@@ -72,9 +74,9 @@ def gibs(peak: np.ndarray, stages: int) -> str:
 
 
 def row(name: str, of: Played) -> None:
-    batch, plans, cost, step, own = of
+    _, plans, cost, step, own = of
     prove_step(step)
-    older, begin = StepEstimate(cost).step(batch, plans), process_time()
+    older, begin = StepEstimate(cost).seconds(plans), process_time()
     played = play_step(step, own, cost.gpus)
     clocked = process_time() - begin
     fast = make_cost(faster(cost.gpus.cluster), cost.gpus.model)
@@ -82,9 +84,9 @@ def row(name: str, of: Played) -> None:
     kinds = (GATHER, REDUCE), (GATHER,), (REDUCE,)
     left = [play_step(without(step, one), own, cost.gpus).seconds for one in kinds]
     print(
-        f"| {name} | {older.seconds:.3f} | {played.seconds:.3f} ({played.seconds / older.seconds - 1:+.1%}) | "
+        f"| {name} | {older:.3f} | {played.seconds:.3f} ({played.seconds / older - 1:+.1%}) | "
         f"{quick / alone - 1:+.2%} | {left[0]:.3f} | {left[1]:.3f} | {left[2]:.3f} | "
-        f"{gibs(np.array(older.peak_bytes), 4)} | {gibs(played.memory.peak, 4)} | {1e3 * clocked:.0f} |",
+        f"{gibs(of_gpu(peak_bytes(plans, cost), cost.tp), 4)} | {gibs(played.memory.peak, 4)} | {1e3 * clocked:.0f} |",
         flush=True,
     )
 
