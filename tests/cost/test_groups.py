@@ -4,14 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.helpers.arithmetic import without_collectives
 from tests.helpers.oracles import small
 from zbench.cost.bound import bound_seconds
 from zbench.cost.cost import Cost
-from zbench.cost.groups import grouped, of_nics
+from zbench.cost.groups import grouped
 from zbench.cost.memory.lines import MemoryLines
 from zbench.cost.memory.needs import check_memory, moments_of_stages, pipeline_moments
 from zbench.cost.memory.peak import peak_bytes
@@ -176,13 +174,6 @@ def test_a_steps_result_is_of_gpus_and_nics_as_configured(nics: int) -> None:
     assert step.capacity_bytes == int(cost.cluster.device.memory_bytes)
     assert len(step.peak_bytes) == 16
     assert groups.cluster.device.name == cost.cluster.device.name
-
-
-@given(st.lists(st.integers(0, 10**15), min_size=1, max_size=9), st.integers(1, 8))
-def test_nics_that_are_one_carry_all_of_its_bytes_evenly(sizes: list[int], bonded: int) -> None:
-    found = of_nics(np.array(sizes), bonded).reshape(len(sizes), bonded)
-    assert found.sum(axis=1).tolist() == sizes
-    assert (found.max(axis=1) - found.min(axis=1) <= 1).all()
 
 
 def test_memory_that_is_not_enough_is_told_of_one_gpu() -> None:
