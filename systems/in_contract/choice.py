@@ -10,7 +10,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.units import with_noun
 from zbench.passes.reverse import Mode
 from zbench.plans.plan import Ints, Plan
-from zbench.simulator.estimate.step import estimated_seconds, lacking_bytes
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.common.micro_batches import fitting_tokens
 from zbench.systems.in_contract.candidates import (
     Rounds,
@@ -117,7 +117,7 @@ def fastest_fits(timed: list[tuple[tuple[int, float], SampleSchedule]]) -> bool:
 
 def lack_and_seconds(plans: tuple[Plan, ...], cost: Cost) -> tuple[int, float]:
     """Plays a step; returns (bytes that its fullest GPU lacks, seconds)."""
-    return lacking_bytes(plans, cost), estimated_seconds(plans, cost)
+    return StepEstimate(cost).lacking_bytes(plans), StepEstimate(cost).seconds(plans)
 
 
 def fastest_whole(lengths: Ints, contract: WholeOnDP, cost: Cost) -> SampleSchedule:

@@ -22,7 +22,7 @@ from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
 from zbench.plans.plan import Plan
 from zbench.simulator.attention import programs
-from zbench.simulator.estimate.step import StepEstimate, estimated_seconds
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.common.mesh_groups import Method
 from zbench.systems.common.micro_batches import need_bytes
 from zbench.systems.flexsp.planner import FlexSP
@@ -81,8 +81,8 @@ class Rivals:
         system, executor = self.pipelines(), StepEstimate(self.cost)
         plans = system.plan(batch)
         change, layout = system.prices.seconds, plans[0].pipelines.layout if plans[0].pipelines else ()
-        seconds = estimated_seconds(plans, self.cost) + change(system.usual, layout)
-        leaving = estimated_seconds(even, self.cost) + change(system.usual, ()) + change((), system.usual)
+        seconds = StepEstimate(self.cost).seconds(plans) + change(system.usual, layout)
+        leaving = StepEstimate(self.cost).seconds(even) + change(system.usual, ()) + change((), system.usual)
         return plans if (not executor.fits(batch, plans), seconds) < (not executor.fits(batch, even), leaving) else even
 
     def _judged(self, plans: Plans, batch: Batch) -> tuple[bool, float]:
@@ -90,7 +90,7 @@ class Rivals:
         planners' estimate, which has the collectives of ZeRO-1 once a step."""
         need = max(need_bytes(plan, self.cost) for plan in plans)
         if self.cost.pp > 1:
-            return need > self.cost.cluster.device.memory_bytes, estimated_seconds(plans, self.cost)
+            return need > self.cost.cluster.device.memory_bytes, StepEstimate(self.cost).seconds(plans)
         layer = sum(seconds_of(plan, programs(plan, self.cost), self.cost) for plan in plans)
         return need > self.cost.cluster.device.memory_bytes, predicted_seconds(plans, layer, self.cost)
 
@@ -98,7 +98,7 @@ class Rivals:
         """The seconds of a step of `own`: played where no prediction of them is at hand. With stages, which wait for
         one another, a layer's seconds do not tell."""
         if predicted is None or self.cost.pp > 1:
-            return estimated_seconds(own, self.cost)
+            return StepEstimate(self.cost).seconds(own)
         return predicted_seconds(own, predicted, self.cost)
 
     def asked(self, near: float) -> Iterator[System]:

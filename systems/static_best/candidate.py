@@ -8,11 +8,10 @@ from zbench.describe.batch import Batch
 from zbench.describe.model import Model
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN
 from zbench.describe.units import with_noun
-from zbench.interfaces.abilities import Compares
 from zbench.interfaces.study import Choice, Clock
 from zbench.plans.alike import plans_digests
 from zbench.plans.plan import Plan
-from zbench.run.fastest import FREE, compared_seconds
+from zbench.run.fastest import FREE
 from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.mesh import Mesh
 
@@ -66,7 +65,7 @@ class Candidate:
             plans, known = self.mesh.plan(batch), self.known.seconds
             same = self._same(batch, plans, clock)
             if same not in known:
-                known[same] = compared_seconds(clock(self.mesh.cost), batch, plans)
+                known[same] = clock(self.mesh.cost).compared_seconds(batch, plans)
             self.played[key] = known[same]
         return self.played[key]
 
@@ -74,22 +73,19 @@ class Candidate:
         return clock, self.model, batch.digest, plans_digests(plans)
 
     def fits(self, batch: Batch, clock: Clock) -> bool:
-        """Returns whether the step of a batch has room, which is played only where a clock cannot tell before."""
-        key, executor = (clock, batch.digest), clock(self.mesh.cost)
-        if key not in self.room and key not in self.played and isinstance(executor, Compares):
+        """Returns whether the step of a batch has room, which is not played for it."""
+        key = clock, batch.digest
+        if key not in self.room and key not in self.played:
             plans, known = self.mesh.plan(batch), self.known.room
             same = self._same(batch, plans, clock)
             if same not in known:
-                known[same] = executor.fits(batch, plans)
+                known[same] = clock(self.mesh.cost).fits(batch, plans)
             self.room[key] = known[same]
-        return self.room[key] if key in self.room else self._step(batch, clock) < inf
+        return self.room[key] if key in self.room else self.played[key] < inf
 
     def least(self, batches: Sequence[Batch], clock: Clock) -> list[float]:
-        """Returns the seconds of each batch's step that no plan can beat, a little less for rounding; 0 where a clock
-        does not tell."""
+        """Returns the seconds of each batch's step that no plan can beat, a little less for rounding."""
         executor = clock(self.mesh.cost)
-        if not isinstance(executor, Compares):
-            return [0.0] * len(batches)
         return [executor.least_seconds(batch) * (1 - _ROUNDING) for batch in batches]
 
     def choice(self, num_gpus: int) -> Choice:

@@ -18,7 +18,6 @@ from zbench.describe.model import Model
 from zbench.describe.units import with_noun
 from zbench.interfaces.study import Choice, Clock, Sample, Study
 from zbench.run.fastest import ENOUGH, FREE, free_values
-from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.common.mesh_groups import METHODS
 from zbench.systems.common.mesh_packs import Batching
 from zbench.systems.common.mesh_plans import least_degree
@@ -56,16 +55,11 @@ class Race:
         """Returns the seconds from which on a candidate is far behind the fastest of those that fit."""
         return BEHIND * next((seconds for seconds, one in sorted(timed, key=_seconds) if self.fits(one)), inf)
 
-    @property
-    def judges(self) -> bool:
-        """Whether few batches are played by the run's clock; by another one, what is far behind may be the fastest."""
-        return self.clock is StepEstimate
-
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """The seconds that candidates have to beat to be chosen, of another search's best: on few batches by attention's
-    clock, and by the run's on more of them and on the last ones."""
+    """The seconds that candidates have to beat to be chosen, of another search's best: on few batches by planners'
+    estimate, and by the run's on more of them and on the last ones."""
 
     few: float = inf
     more: float = inf
@@ -122,7 +116,7 @@ def ranked_layouts(
         timed += grown(model, cost, batching, race)
     timed = filled(timed, race)
     study.tell("playing the better ones")
-    near = ranked(timed, min(HOPELESS * rival.few, race.limit(timed) if race.judges else inf))
+    near = ranked(timed, HOPELESS * rival.few)
     timed = raced(islice(filter(race.fits, near), better), then, study.clock, best, BEHIND * rival.more)
     sizes = [list(sized(one, race)) for one in ranked(timed)[:best]]
     if study.judged < len(sample.played):  # too few to choose by; enough for how large each one's micro-batches are
@@ -213,19 +207,16 @@ def fills(candidate: Candidate, batches: Sequence[Batch]) -> Iterator[Candidate]
 
 
 def sized(candidate: Candidate, race: Race) -> Iterator[Candidate]:
-    """Yields the candidate and, without stages, the same with smaller micro-batches, where a batch is then more of them
-    and, by the clock of few batches, no slower on those."""
+    """Yields the candidate and, without stages, the same with smaller micro-batches, where a batch is then more of
+    them."""
     mesh = candidate.mesh
     assert mesh.pack_tokens is not None
     yield candidate
     if candidate.model.pipeline_parallel > 1:  # whose smaller ones were tried at first
         return
-    limit = candidate.seconds(race.few) if race.judges else inf
     for tokens in (int(share * mesh.pack_tokens) for share in SHARES):
         if 1 <= tokens * mesh.cost.cluster.num_ranks < race.hard.num_tokens:
-            smaller = replace(candidate, mesh=replace(mesh, pack_tokens=tokens))
-            if limit == inf or smaller.seconds(race.few) <= limit:
-                yield smaller
+            yield replace(candidate, mesh=replace(mesh, pack_tokens=tokens))
 
 
 def raced(

@@ -15,14 +15,16 @@ from pathlib import Path
 import numpy as np
 from hydra import compose, initialize_config_dir
 
-from zbench.cost.bound import bound_seconds, least_seconds
+from tests.helpers.arithmetic import arithmetic, without_collectives
+from zbench.cost.bound import bound_seconds, ceiling_seconds, least_seconds
+from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
 from zbench.cost.joins import sum_seconds
 from zbench.cost.use import Use
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.plans.area import work
-from zbench.plans.plan import ATTEND, Plan
+from zbench.plans.plan import Plan
 from zbench.run.parts import Parts
 from zbench.run.settings import Settings
 from zbench.run.system import make_system
@@ -78,25 +80,17 @@ def parts_of(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> tuple[float, 
     cluster, bound = cost.cluster, bound_seconds(batch, cost)
     no_nic = replace(cluster, nic_bandwidth=1e30, nic_latency=0.0)
     nothing = replace(no_nic, nvlink_bandwidth=1e30, nvlink_latency=0.0)
-    result = StepEstimate(cost).step(batch, plans)
-    ends = []
-    for where in (cluster, no_nic, nothing):
-        found = StepEstimate(replace(cost, cluster=where)).step(batch, plans)
-        ends.append(found.seconds - found.phases["gradients"])
+    seconds = StepEstimate(cost).seconds(plans)
+    with without_collectives():
+        ends = [StepEstimate(replace(cost, cluster=where)).seconds(plans) for where in (cluster, no_nic, nothing)]
     counted = np.sum([attending(plan, cost) for plan in plans], axis=0)
     least = sum(float(least_seconds(batch.lengths, cost, back).sum()) for back in (False, True))
     counted[0] -= least * cost.model.num_layers / cluster.num_ranks
-    repacking = sum(
-        float(cost.repacking_seconds(plan, ops, np.flatnonzero(ops.kind == ATTEND)).sum())
-        for plan in plans
-        for ops in (plan.forward, plan.backward)
-    )  # counted as communication, and done by the compute queue
-    busy = np.mean(result.attention_seconds) + np.mean(result.linear_seconds) + result.phases["optimizer"]
-    busy += repacking * cost.layers / cluster.num_ranks
-    waits = [ends[2] - busy, ends[1] - ends[2], ends[0] - ends[1], result.phases["gradients"]]
-    assert result.ceiling_seconds is not None
-    shares = np.array([*counted, *waits]) / result.seconds
-    return bound / result.seconds, bound / result.ceiling_seconds, bound / with_calls(batch, cost), shares
+    busy = float(np.mean(np.add(*arithmetic(plans, cost)))) + cost.optimizer_seconds()
+    waits = [ends[2] - busy, ends[1] - ends[2], ends[0] - ends[1], seconds - ends[0]]
+    shares = np.array([*counted, *waits]) / seconds
+    ceiling = ceiling_seconds(batch, cost, Collectives.of(cost))
+    return bound / seconds, bound / ceiling, bound / with_calls(batch, cost), shares
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ WORKLOADS, STEPS = ("longtail_128k", "github", "prolong64k", "byted_2m"), 2
 NETWORKS = ((4, 2, 100), (4, 2, 200), (4, 4, 200), (4, 8, 200), (4, 8, 400), (2, 2, 200), (2, 8, 400))
 PLAYED = 6  # candidates beside those that come of the fastest
 PRICES: dict[str, Callable[[Batch, Plan, Cost], float]] = {
-    "planners' estimate": lambda batch, plan, cost: StepEstimate(cost).step(batch, (plan,)).seconds,
+    "planners' estimate": lambda batch, plan, cost: StepEstimate(cost).seconds((plan,)),
     "beside": lambda batch, plan, cost: seconds_beside(plan, programs(plan, cost), cost, 2),
 }
 

@@ -63,8 +63,8 @@ def figures(overrides: Sequence[str], judge: str = "nominal", told: bool = False
             begin = time.process_time()
             plans = system.plan(batch)
             spent.append(1e3 * (time.process_time() - begin))
-            judged = StepEstimate(Cost(true.cluster, true.model))
-            ratios.append(judged.bound_seconds(batch) / judged.compared_seconds(batch, plans))  # 0: out of memory
+            estimate = StepEstimate(Cost(true.cluster, true.model))
+            ratios.append(estimate.least_seconds(batch) / estimate.compared_seconds(batch, plans))
     return ratios, spent
 
 

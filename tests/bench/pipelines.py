@@ -15,7 +15,7 @@ from zbench.run.parts import Parts
 from zbench.run.settings import Settings
 from zbench.run.system import make_system
 from zbench.simulated.executor import Simulated
-from zbench.simulator.estimate.step import estimated_seconds
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.simulator.steps.play import play_some_layers, play_step
 from zbench.step.passes.own_plans import plans_of_layouts
 
@@ -31,7 +31,7 @@ def row(pairs: str, every: bool) -> None:
     batch, executor = parts.batch(0), parts.executor
     assert isinstance(executor, Simulated)
     plans = tuple(make_system(config, parts.cost).plan(batch))
-    other, fullest = estimated_seconds(plans, parts.cost), int(peak_bytes(plans, parts.cost).max())
+    other, fullest = StepEstimate(parts.cost).seconds(plans), int(peak_bytes(plans, parts.cost).max())
     begin = process_time()
     step = executor.built(batch, plans)
     built = process_time() - begin

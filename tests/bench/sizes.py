@@ -36,14 +36,17 @@ def taken(system: str, by: str, *overrides: str) -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", [f"system={system}", "tracker=none", *([] if estimated else [by]), *overrides])
     parts = Parts.of(config, Settings.of(config))
-    executor = StepEstimate(parts.cost) if estimated else parts.executor
+    executor = parts.executor
     made = make_system(config, parts.cost)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     price = priced(made, parts.workload, parts.tokens, parts.cluster.num_ranks, executor)
     batch = parts.batch(0)
     plans = made.plan(batch)
     verify_step(batch, plans)
-    executor.step(batch, plans)
+    if estimated:
+        StepEstimate(parts.cost).seconds(plans)
+    else:
+        executor.step(batch, plans)
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     print(
         f"{system} {by} {' '.join(overrides)}: {len(batch.lengths):,} sequences on {price.ranks:,} ranks; estimated "

@@ -30,7 +30,7 @@ from zbench.plans.plan import Plan
 from zbench.run.parts import Parts
 from zbench.run.settings import Settings
 from zbench.run.system import make_system
-from zbench.simulator.estimate.step import estimated_seconds
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.simulator.steps.play import play_some_layers, play_step
 from zbench.step.operations import GATHER, REDUCE
 from zbench.step.passes.build import whole_step
@@ -76,11 +76,11 @@ def gibs(peak: np.ndarray, stages: int) -> str:
 def row(name: str, of: Played) -> None:
     _, plans, cost, step, own = of
     prove_step(step)
-    older, begin = estimated_seconds(plans, cost), process_time()
+    older, begin = StepEstimate(cost).seconds(plans), process_time()
     played = play_step(step, own, cost.gpus)
     clocked = process_time() - begin
     fast = make_cost(faster(cost.gpus.cluster), cost.gpus.model)
-    alone, quick = estimated_seconds(plans, fast), play_step(step, own, fast.gpus).seconds
+    alone, quick = StepEstimate(fast).seconds(plans), play_step(step, own, fast.gpus).seconds
     kinds = (GATHER, REDUCE), (GATHER,), (REDUCE,)
     left = [play_step(without(step, one), own, cost.gpus).seconds for one in kinds]
     print(

@@ -37,8 +37,8 @@ from zbench.run.parts import Parts
 from zbench.run.settings import Settings
 from zbench.run.system import make_system
 from zbench.simulator.attention import playable
+from zbench.simulator.estimate.carried import nic_bytes
 from zbench.simulator.estimate.step import StepEstimate
-from zbench.simulator.estimate.totals import Carried
 from zbench.simulator.steps.account import step_memory
 from zbench.simulator.steps.play import play_step
 from zbench.simulator.steps.program import StepParts
@@ -96,14 +96,14 @@ def attention_bytes(plans: tuple[Plan, ...], cost: Cost) -> np.ndarray:
     total = np.zeros(cost.cluster.num_nics, np.int64)
     for plan in plans:
         for part in playable(plan, cost):
-            total += Carried.of(part, cost).tx
+            total += nic_bytes(part, cost)[0]
     return total
 
 
 def row(system: str, workload: str, zero: str) -> None:
     batch, plans, cost = case(system, workload, zero)
     _, verified = timed(lambda: verify_step(batch, plans))
-    older, simulated = timed(lambda: StepEstimate(cost).step(batch, plans))
+    older, simulated = timed(lambda: StepEstimate(cost).seconds(plans))
     step, built = timed(lambda: whole_step(cost.model, plans, 1, zero), 1)
     _, proven = timed(lambda: prove_step(step))
     played, clocked = timed(lambda: play_step(step, plans, cost))
@@ -112,10 +112,10 @@ def row(system: str, workload: str, zero: str) -> None:
     fast = make_cost(faster(cost.cluster), cost.model)
     others = [play_step(step, plans, one).seconds for one in (waiting, fast)]
     left = [play_step(without(step, kinds), plans, cost).seconds for kinds in ((GATHER, REDUCE), (GATHER,), (REDUCE,))]
-    alone = StepEstimate(fast).step(batch, plans).seconds
+    alone = StepEstimate(fast).seconds(plans)
     print(
-        f"| {system} | {workload} | {zero} | {len(plans)} | {older.seconds:.3f} | {played.seconds:.3f} "
-        f"({played.seconds / older.seconds - 1:+.1%}) | {others[0]:.3f} ({others[0] / older.seconds - 1:+.1%}) | "
+        f"| {system} | {workload} | {zero} | {len(plans)} | {older:.3f} | {played.seconds:.3f} "
+        f"({played.seconds / older - 1:+.1%}) | {others[0]:.3f} ({others[0] / older - 1:+.1%}) | "
         f"{others[1] / alone - 1:+.2%} | {left[0]:.3f} | {left[1]:.3f} | {left[2]:.3f} | "
         f"{verified:.0f} + {simulated:.0f} | {built:.0f} + {proven:.0f} + "
         f"{clocked:.0f} |",
@@ -135,7 +135,7 @@ def times(system: str, workload: str) -> None:
         play_step(step, plans, cost)
         marks.append(process_time())
         verify_step(batch, plans)
-        StepEstimate(cost).step(batch, plans)
+        StepEstimate(cost).seconds(plans)
         marks.append(process_time())
         parts = StepParts(step, plans, cost)
         assert parts.of_step  # all variants are lowered

@@ -16,7 +16,9 @@ from hydra import compose, initialize_config_dir
 from tests.bench.steps import faster
 from zbench import CONF
 from zbench.cost.cost import Cost
+from zbench.cost.groups import of_gpu
 from zbench.cost.job import make_cost
+from zbench.cost.memory.peak import peak_bytes
 from zbench.describe.batch import Batch
 from zbench.plans.plan import Plan
 from zbench.run.parts import Parts
@@ -48,12 +50,12 @@ def row(system: str, sharding: str, recompute: str, tokens: int) -> str:
     """Returns a row of the table."""
     batch, plans, cost = case(system, sharding, recompute, tokens)
     fast = make_cost(faster(cost.cluster), cost.model)
-    older, step = (made(cost).step(batch, plans) for made in (StepEstimate, Simulated))
-    alone, free = (made(fast).step(batch, plans).seconds for made in (StepEstimate, Simulated))
-    by = [(min(one.peak_bytes) / 2**30, max(one.peak_bytes) / 2**30) for one in (older, step)]
+    older, step = StepEstimate(cost).seconds(plans), Simulated(cost).step(batch, plans)
+    alone, free = StepEstimate(fast).seconds(plans), Simulated(fast).step(batch, plans).seconds
+    by = [(min(one) / 2**30, max(one) / 2**30) for one in (of_gpu(peak_bytes(plans, cost), cost.tp), step.peak_bytes)]
     return (
-        f"| {system} | {sharding} | {recompute} | {len(plans)} | {older.seconds:.3f} | {step.seconds:.3f} "
-        f"({step.seconds / older.seconds - 1:+.1%}) | {free / alone - 1:+.2%} | {by[0][0]:.1f} to {by[0][1]:.1f} | "
+        f"| {system} | {sharding} | {recompute} | {len(plans)} | {older:.3f} | {step.seconds:.3f} "
+        f"({step.seconds / older - 1:+.1%}) | {free / alone - 1:+.2%} | {by[0][0]:.1f} to {by[0][1]:.1f} | "
         f"{by[1][0]:.1f} to {by[1][1]:.1f} ({by[1][1] / by[0][1] - 1:+.1%}) |"
     )
 

@@ -17,7 +17,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.model import Model
 from zbench.proof.verify import verify_step
-from zbench.simulator.estimate.step import estimated_seconds
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.hydraulis.batching import SchemeSequences
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.hydraulis.strategies import strategies
@@ -129,7 +129,7 @@ def test_against_static_strategies(benchmark: Callable, name: str, tokens: int, 
                 layout = plans[0].pipelines.layout
                 change = every.prices.seconds(layout if before is None else before, layout)
                 before, switch = layout, switch + change
-                total += estimated_seconds(plans, cost) + change
+                total += StepEstimate(cost).seconds(plans) + change
             out[label] = (total / 10, switch / 10)
         return out
 

@@ -42,7 +42,7 @@ def test_no_schedule_of_rings_is_faster(data: st.DataObject) -> None:
     ranks, mode = cost.cluster.num_ranks, data.draw(st.sampled_from(("carry", "keep", "regather")))
     rounds = dynamic_rounds(batch.lengths, ranks, data.draw(st.integers(1, 20_000)))
     plans = tuple(side_by_side(batch.lengths, [(g.size, g.seqs) for g in turn], cost, mode) for turn in rounds)
-    seconds = StepEstimate(cost).step(batch, plans).seconds
+    seconds = StepEstimate(cost).seconds(plans)
     for contract in (AlignedPow2Rings(ranks), AnyRings(ranks)):
         found = contract_bound_seconds(batch, contract, cost, mode)
         assert bound_seconds(batch, cost) <= found <= seconds * (1 + 1e-9)
@@ -57,7 +57,7 @@ def test_no_permutation_is_faster(data: st.DataObject) -> None:
     batch = Batch(np.append(batch.lengths, missing) if missing else batch.lengths, seed=0, step=0)
     order = dealt_tiles(batch.lengths, ranks, data.draw(st.sampled_from((1, 64, 999))), cost)
     plan = plan_of_permutation(order, np.arange(len(batch.lengths)), cost)
-    seconds = StepEstimate(cost).step(batch, (plan,)).seconds
+    seconds = StepEstimate(cost).seconds((plan,))
     found = contract_bound_seconds(batch, EqualTokenPermutation(ranks), cost)
     assert bound_seconds(batch, cost) <= found <= seconds * (1 + 1e-9)
 
@@ -70,7 +70,7 @@ def test_no_groups_of_permutations_are_faster(data: st.DataObject) -> None:
     degree = data.draw(st.sampled_from([n for n in range(1, ranks + 1) if ranks % n == 0]))
     plans = InContract(cost, contract="equal_token_permutation", degree=degree).plan(batch)
     found = contract_bound_seconds(batch, EqualTokenPermutation(degree), cost)
-    assert bound_seconds(batch, cost) <= found <= StepEstimate(cost).step(batch, plans).seconds * (1 + 1e-9)
+    assert bound_seconds(batch, cost) <= found <= StepEstimate(cost).seconds(plans) * (1 + 1e-9)
 
 
 @given(st.data())
@@ -82,7 +82,7 @@ def test_no_packs_of_whole_samples_are_faster(data: st.DataObject) -> None:
     assert bound_seconds(batch, cost) <= found
     for schedule in whole_schedules(batch.lengths, contract, cost, cap=data.draw(st.integers(100, 40_000))):
         if all(all(lists) for lists in schedule.micro_batches):
-            seconds = StepEstimate(cost).step(batch, plans_of_whole(schedule, cost)).seconds
+            seconds = StepEstimate(cost).seconds(plans_of_whole(schedule, cost))
             assert found <= seconds * (1 + 1e-9)
 
 

@@ -24,7 +24,7 @@ from zbench.correctness.strategy_choices import StrategyChoice, choice_cover, ex
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.plans.plan import Plan
-from zbench.simulator.estimate.step import StepEstimate
+from zbench.simulated.executor import Simulated
 from zbench.systems.ring import Ring
 
 SMALL = ["--models", "tiny,llama_7b", "--clusters", "local_2x2,one_gpu", "--tokens-per-gpu", "64"]
@@ -200,7 +200,7 @@ def test_what_is_too_large_is_out_of_memory_in_a_sentence(uneven: Cost) -> None:
 )
 def test_what_cannot_be_in_a_step_is_found(uneven: Cost, change: Callable[[Any], dict[str, Any]], told: str) -> None:
     batch = Batch(np.array([400, 30]), 0, 0)
-    step = StepEstimate(uneven).step(batch, Ring(uneven).plan(batch))
+    step = Simulated(uneven).step(batch, Ring(uneven).plan(batch))
     assert list(step_faults(step, uneven)) == []
     assert any(told in fault for fault in step_faults(replace(step, **change(step)), uneven))
 

@@ -23,7 +23,7 @@ from zbench.plans.area import work
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local, ulysses_ring
 from zbench.plans.plan import Ops, Plan
-from zbench.simulator.estimate.step import StepEstimate, estimated_seconds
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.allgather import AllGather
 from zbench.systems.bytescale.planner import ByteScale
 from zbench.systems.dp_balanced import DpBalanced
@@ -44,9 +44,9 @@ from zbench.systems.zeppelin.planner import Zeppelin
 def test_no_plan_is_faster(case: tuple[Cost, Plan]) -> None:
     cost, plan = case
     batch = Batch(plan.lengths, 0, 0)
-    step = StepEstimate(cost).step(batch, (plan,))
-    assert bound_seconds(batch, cost) == step.bound_seconds <= step.ceiling_seconds * (1 + 1e-9)  # type: ignore[operator]
-    assert step.ceiling_seconds <= step.seconds * (1 + 1e-9)  # type: ignore[operator]
+    ceiling = ceiling_seconds(batch, cost, Collectives.of(cost))
+    assert bound_seconds(batch, cost) <= ceiling * (1 + 1e-9)
+    assert ceiling <= StepEstimate(cost).seconds((plan,)) * (1 + 1e-9)
 
 
 def attention(cost: Cost, plan: Plan) -> list[tuple[float, float]]:
@@ -103,7 +103,7 @@ def test_reached_by_equal_local_sequences(recompute: str) -> None:
     local(builder, np.arange(8), np.arange(8))
     plan = reverse(builder.build(), "keep")
     batch = Batch(plan.lengths, 0, 0)
-    ratio = bound_seconds(batch, cost) / StepEstimate(cost).step(batch, (plan,)).seconds
+    ratio = bound_seconds(batch, cost) / StepEstimate(cost).seconds((plan,))
     assert 0.97 < ratio <= 1
 
 
@@ -176,7 +176,7 @@ def test_no_system_is_faster_than_the_ceiling(cost: Cost, system: type, data: st
     bound, ceiling = bound_seconds(batch, cost), ceiling_seconds(batch, cost, Collectives.of(cost))
     assert bound <= ceiling * (1 + 1e-9)
     least = ceiling if plans[0].pipelines is None else bound  # pipelines keep their parameters for the step
-    assert least <= estimated_seconds(plans, cost) * (1 + 1e-9)
+    assert least <= StepEstimate(cost).seconds(plans) * (1 + 1e-9)
 
 
 @settings(max_examples=50)
@@ -185,9 +185,8 @@ def test_more_micro_batches_are_no_way_under_it(case: tuple[Cost, Plan], count: 
     """The same plan over and over stands for a batch of as many copies of its sequences."""
     cost, plan = case
     batch = Batch(np.tile(plan.lengths, count), 0, 0)
-    step = StepEstimate(cost).step(batch, (plan,) * count)
-    assert step.ceiling_seconds is not None
-    assert step.ceiling_seconds <= step.seconds * (1 + 1e-9)
+    ceiling = ceiling_seconds(batch, cost, Collectives.of(cost))
+    assert ceiling <= StepEstimate(cost).seconds((plan,) * count) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("sharding", SHARDING)
@@ -199,7 +198,6 @@ def test_the_ceiling_is_reached_by_equal_local_sequences(sharding: str, nic: flo
     builder = Builder(np.full(8, 32768), 8, 32)
     local(builder, np.arange(8), np.arange(8))
     plan = reverse(builder.build(), "keep")
-    step = StepEstimate(cost).step(Batch(plan.lengths, 0, 0), (plan,))
-    assert step.ceiling_seconds is not None
-    assert 0.97 < step.ceiling_seconds / step.seconds <= 1
-    assert nic > 1e9 or step.bound_seconds < 0.6 * step.seconds
+    batch, seconds = Batch(plan.lengths, 0, 0), StepEstimate(cost).seconds((plan,))
+    assert 0.97 < ceiling_seconds(batch, cost, Collectives.of(cost)) / seconds <= 1
+    assert nic > 1e9 or bound_seconds(batch, cost) < 0.6 * seconds

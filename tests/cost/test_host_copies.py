@@ -14,7 +14,7 @@ from zbench.cost.memory.peak import step_bytes
 from zbench.describe.batch import Batch
 from zbench.simulated.executor import Simulated
 from zbench.simulated.offloading import chosen_offload
-from zbench.simulator.estimate.step import StepEstimate, estimated_seconds
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.local_packing import LocalPacking
 
@@ -52,9 +52,9 @@ def test_a_step_takes_as_long_as_the_clock_has_it(recompute: str, rate: float, l
     cost = linked(hosted(**of, offload="activations", offload_layers=layers, recompute=recompute), rate)
     plans = LocalPacking(cost).plan(BATCH)
     bare = StepEstimate(replace(cost, waits_for_hosts=False))
-    clock, reckoned = Simulated(cost).step(BATCH, plans).seconds, StepEstimate(cost).step(BATCH, plans).seconds
+    clock, reckoned = Simulated(cost).step(BATCH, plans).seconds, StepEstimate(cost).seconds(plans)
     alone = Simulated(replace(cost, model=cost.model.offloading(0))).step(BATCH, plans).seconds
-    plain = bare.step(BATCH, plans).seconds
+    plain = bare.seconds(plans)
     assert reckoned >= plain
     assert reckoned - plain == pytest.approx(clock - alone, abs=0.04 * clock)
 
@@ -69,7 +69,7 @@ def test_pipelines_wait_as_the_clock_has_it(pair: tuple[int, int], rate: float) 
     plans = Hydraulis(cost, tp_pp_pairs=[pair], batching="first_fit", pack_tokens=4096).plan(batch)
     here = replace(cost, model=cost.model.offloading(0))
     clock, alone = (Simulated(one).step(batch, plans).seconds for one in (cost, here))
-    reckoned, plain = (estimated_seconds(plans, one) for one in (cost, here))
+    reckoned, plain = (StepEstimate(one).seconds(plans) for one in (cost, here))
     assert reckoned - plain == pytest.approx(clock - alone, abs=0.1 * clock)
 
 
@@ -116,9 +116,8 @@ def test_nothing_on_hosts_is_waited_for_by_none() -> None:
     assert plan_copies(plan, here) == (None, None)
     assert waiting(here, np.array([5]), np.array([0.0]), np.array([0.0])) == 0.0
     assert HostCopies.of(replace(hosts, waits_for_hosts=False)) is None
-    assert StepEstimate(here).step(BATCH, (plan,)) == StepEstimate(
-        replace(hosts, waits_for_hosts=False, model=here.model)
-    ).step(BATCH, (plan,))
+    waits = replace(hosts, waits_for_hosts=False, model=here.model)
+    assert StepEstimate(here).seconds((plan,)) == StepEstimate(waits).seconds((plan,))
 
 
 def test_as_few_layers_as_a_plan_fits_with_are_priced() -> None:

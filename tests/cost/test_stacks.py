@@ -31,7 +31,7 @@ from zbench.proof.verify import OutOfMemory, verify, verify_step
 from zbench.simulated.executor import Simulated
 from zbench.simulator.attention import programs
 from zbench.simulator.estimate.layers import ClockState, Layers
-from zbench.simulator.estimate.step import estimated_seconds
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.bytescale.planner import ByteScale
 from zbench.systems.ring import Ring
 
@@ -73,7 +73,7 @@ def laid(
 
 def layers_end(cost: Cost, plans: tuple[Plan, ...]) -> float:
     """Seconds until all micro-batches are done, where gathers and reductions take none."""
-    return estimated_seconds(plans, cost) - cost.optimizer_seconds()
+    return StepEstimate(cost).seconds(plans) - cost.optimizer_seconds()
 
 
 # -- what cannot be ---------------------------------------------------------------------------------
@@ -176,13 +176,13 @@ def test_no_step_is_faster_than_the_bound(case: tuple[Cost, Batch, ByteScale]) -
     cost, batch, system = case
     plans = system.plan(batch)
     verify_step(batch, plans)
-    assert bound_seconds(batch, cost) <= estimated_seconds(plans, cost) * (1 + 1e-9)
+    assert bound_seconds(batch, cost) <= StepEstimate(cost).seconds(plans) * (1 + 1e-9)
 
 
 def test_the_bound_is_reached_by_many_equal_micro_batches() -> None:
     cost = without_network(job(4, 2, 4))
     batch, plans = laid(cost, [[(8192, [rank]) for rank in range(2)]] * 64)
-    seconds = estimated_seconds(plans, cost)
+    seconds = StepEstimate(cost).seconds(plans)
     assert 0.95 * 64 / 67 < bound_seconds(batch, cost) / seconds <= 64 / 67 * (1 + 1e-3)
 
 
@@ -273,7 +273,7 @@ def test_every_system_plans_a_stage(which: Variant) -> None:
     plans = (system if getattr(system, "plans_stages", False) else Dealt(system, 3)).plan(batch)
     verify_step(batch, plans, cost)
     assert len(plans) >= 3
-    assert estimated_seconds(plans, cost) >= bound_seconds(batch, cost)
+    assert StepEstimate(cost).seconds(plans) >= bound_seconds(batch, cost)
     assert len(peak_bytes(plans, cost)) == 16
 
 
@@ -285,7 +285,7 @@ def test_tensor_parallel_groups_have_stages_too() -> None:
     batch = Batch(np.array([9000, 4000, 700, 300]), 0, 0)
     plans = Dealt(Ring(cost), 2).plan(batch)
     verify_step(batch, plans, cost)
-    assert estimated_seconds(plans, cost) >= bound_seconds(batch, cost)
+    assert StepEstimate(cost).seconds(plans) >= bound_seconds(batch, cost)
 
 
 @given(batches(3000, 12), st.integers(1, 6))

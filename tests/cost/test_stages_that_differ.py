@@ -16,7 +16,7 @@ from zbench.cost.memory.peak import peak_bytes
 from zbench.describe.batch import Batch
 from zbench.simulated.executor import Simulated
 from zbench.simulator.attention import programs
-from zbench.simulator.estimate.step import estimated_seconds
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.mesh import Mesh
 
 
@@ -37,7 +37,7 @@ def test_stages_that_differ_take_what_each_has() -> None:
     first = 2 * (forward + attention[0]) + back + attention[1]
     second = 3 * (forward + attention[0] + back + attention[1])
     wanted = 6 * (second + float(cost.head_seconds(tokens)[0])) + first
-    assert estimated_seconds(plans, uneven) - uneven.optimizer_seconds() == pytest.approx(wanted, rel=0.02)
+    assert StepEstimate(uneven).seconds(plans) - uneven.optimizer_seconds() == pytest.approx(wanted, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +74,6 @@ def test_the_bound_is_the_last_stage_s() -> None:
         cost = make_cost(one.cluster, replace(model, stage_layers=layers))
         plans = Mesh(cost, "ring", 1, "balanced", 2048).plan(batch)
         found.append(bound_seconds(batch, cost))
-        assert estimated_seconds(plans, cost) > found[-1]
+        assert StepEstimate(cost).seconds(plans) > found[-1]
     assert found == sorted(found)
     assert found[1] == bound_seconds(batch, make_cost(one.cluster, model))

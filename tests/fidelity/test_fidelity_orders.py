@@ -6,7 +6,7 @@ from zbench.fidelity.__main__ import Fidelity, order_in_words
 
 
 def one(system: str, measured: float, simulated: float) -> Fidelity:
-    return Fidelity({"system": system}, measured, simulated, [0.0], 0.0, 0.0, 0.0, None, 0, "whole steps")
+    return Fidelity({"system": system}, measured, simulated, [0.0], 0.0, 0.0, 0.0, None, 0)
 
 
 def test_one_system_has_no_order() -> None:

@@ -19,7 +19,7 @@ from zbench.plans.patterns import ring
 from zbench.plans.pipelines import Pipelines
 from zbench.plans.plan import Lists, Plan
 from zbench.proof.verify import PlanError, verify, verify_step
-from zbench.simulator.estimate.step import StepEstimate
+from zbench.simulated.executor import Simulated
 
 COST = Cost(Cluster("pair", 2, 4, 2, 1e9, 0.8, 0.0, 1e11, 0.6, 0.0, SHARP), Model("small", 2, 16, 4, 2, 4, 32, 64))
 BATCH = Batch(np.array([90]), 0, 0)
@@ -37,7 +37,7 @@ def test_routed_plans_pass_and_charge_the_nics() -> None:
     assert (plan.forward.via >= 0).any()
     verify_step(BATCH, (plan,), COST)
     verify_step(BATCH, (narrowed(plan, COST, 1),), COST)
-    assert sum(StepEstimate(COST).step(BATCH, (plan,)).nic_tx_bytes) > 0
+    assert sum(Simulated(COST).step(BATCH, (plan,)).nic_tx_bytes) > 0
 
 
 @pytest.mark.parametrize(

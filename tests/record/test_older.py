@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
+from hypothesis import given
+from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from tests.record.test_record import end_line, start_line, step_line
@@ -17,7 +20,7 @@ from zbench.describe.strategy import MODEL_FIELDS, STRATEGY_GROUPS, Parallel, Re
 from zbench.describe.worlds import World
 from zbench.record.flops import Facts
 from zbench.record.metrics import figures
-from zbench.record.older import as_today, with_all_keys
+from zbench.record.older import as_today, bytes_of_nics, with_all_keys
 from zbench.record.record import Line, read
 from zbench.record.rows import rows
 
@@ -214,3 +217,10 @@ def test_a_model_that_left_sharding_out_was_sharded_as_its_class_says() -> None:
     fields = {field: config[group][key] for field, (group, key) in MODEL_FIELDS.items()}
     usual = Model("m", 1, 64, 1, 1, 64, 64, 64)
     assert fields == {field: getattr(usual, field) for field in fields}
+
+
+@given(st.lists(st.integers(0, 10**15), min_size=1, max_size=9), st.integers(1, 8))
+def test_nics_that_are_one_carry_all_of_its_bytes_evenly(sizes: list[int], bonded: int) -> None:
+    found = np.array(bytes_of_nics(sizes, bonded)).reshape(len(sizes), bonded)
+    assert found.sum(axis=1).tolist() == sizes
+    assert (found.max(axis=1) - found.min(axis=1) <= 1).all()

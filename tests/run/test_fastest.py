@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -68,9 +69,10 @@ def test_the_choice_is_the_best_of_all_settings(memory: float) -> None:
     def verdict(model: Mapping[str, Any], keys: Mapping[str, Any]) -> tuple[int, float]:
         laid = make_cost(cost.cluster, replace(cost.model, **model))
         system = meshes(laid, keys)
-        results = [StepEstimate(laid).step(batch, system.plan(batch)) for batch in (sample.hard, *sample.played)]
-        lacking = sum(result.out_of_memory for result in results)
-        fitting = [result.seconds for result in results[1:] if not result.out_of_memory]
+        every = (sample.hard, *sample.played)
+        results = [StepEstimate(laid).compared_seconds(batch, system.plan(batch)) for batch in every]
+        lacking = sum(seconds == inf for seconds in results)
+        fitting = [seconds for seconds in results[1:] if seconds < inf]
         return lacking, sum(fitting) / max(len(fitting), 1)
 
     every = [verdict(model, keys) for model, _ in free_models(cost.model, tuple(FREE)) for keys in degrees]
@@ -101,8 +103,7 @@ def test_a_setting_that_never_fits_is_behind_one_that_does() -> None:
     lengths = np.array([30_000, 64, 64, 64])
     of = Study(cost.cluster, cost.model, lambda number: Batch(lengths, 0, number), lambda _: cost, StepEstimate)
     found = {
-        degree: StepEstimate(cost).step(of.batch(0), Sized(cost, degree).plan(of.batch(0))).out_of_memory
-        for degree in (1, 4)
+        degree: (not StepEstimate(cost).fits(of.batch(0), Sized(cost, degree).plan(of.batch(0)))) for degree in (1, 4)
     }
     assert found == {1: True, 4: False}
     choice = fastest(

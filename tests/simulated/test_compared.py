@@ -12,7 +12,6 @@ from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.sync import RoundSync
-from zbench.interfaces.abilities import Compares
 from zbench.plans.plan import Plan
 from zbench.simulated.compared import ComparedSteps
 from zbench.simulated.executor import Simulated
@@ -50,13 +49,12 @@ def test_seconds_and_room_are_the_run_s(
     executor = Simulated(cost, **strategy)
     compared, result = ComparedSteps(executor), executor.step(BATCH, plans)
     monkeypatch.setattr("zbench.step.passes.proven.prove_step", refused)
-    assert isinstance(compared, Compares)
     assert compared.compared_seconds(BATCH, plans) == result.seconds
     assert compared.fits(BATCH, plans)
     assert compared.least_seconds(BATCH) == (result.ceiling_seconds or result.bound_seconds)
     assert compared.least_seconds(BATCH) <= result.seconds
     with pytest.raises(StepError):
-        compared.step(BATCH, plans)
+        executor.step(BATCH, plans)
     less = replace(cost.gpus.cluster.device, memory_bytes=max(result.peak_bytes) - 1)
     full = ComparedSteps(Simulated(make_cost(replace(cost.gpus.cluster, device=less), cost.gpus.model), **strategy))
     if "adaptive_recompute" not in strategy:  # which recomputes more then

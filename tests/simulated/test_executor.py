@@ -11,6 +11,9 @@ import pytest
 
 from tests.helpers.oracles import small
 from tests.helpers.variants import SYSTEMS, Variant
+from zbench.correctness.reference.byte_law import step_traffic
+from zbench.cost import gathers
+from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.cost.memory.peak import peak_bytes
@@ -23,8 +26,8 @@ from zbench.plans.plan import Plan
 from zbench.report.overview import shares_of
 from zbench.simulated.executor import Simulated
 from zbench.simulator.attention import playable
-from zbench.simulator.estimate.step import StepEstimate
-from zbench.simulator.estimate.totals import Carried
+from zbench.simulator.estimate.carried import nic_bytes
+from zbench.simulator.estimate.pipelined import lines
 from zbench.systems.hydraulis.cost import offered_schemes
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.local_packing import LocalPacking
@@ -68,7 +71,7 @@ def test_every_system_s_steps_are_played(system: Variant) -> None:
     sent = np.zeros(cost.cluster.num_nics, np.int64)
     for plan in plans:
         for part in playable(plan, cost):
-            sent += Carried.of(part, cost).tx
+            sent += nic_bytes(part, cost)[0]
     assert result.nic_tx_for.get("attention", [0] * len(sent)) == sent.tolist()
     assert min(result.peak_bytes) > 0
     assert result.capacity_bytes == cost.cluster.device.memory_bytes
@@ -81,16 +84,16 @@ def test_with_tensor_parallelism_and_stages_too_a_rank_is_a_gpu(system: str, deg
     cost = cost_of(sharding="zero1", tensor_parallel=degree, pipeline_parallel=stages)
     plans = planned(next(one for one in SYSTEMS if str(one) == system), cost)
     assert plans[0].num_ranks == 8 // degree // stages
-    for result in (Simulated(cost).step(BATCH, plans), StepEstimate(cost).step(BATCH, plans)):
-        for name in ("attention", "linear", "communication", "exposed", "exposed_nic"):
-            assert len(getattr(result, f"{name}_seconds")) == 8
-        assert len(result.peak_bytes) == 8
-        by_group = np.array(result.attention_seconds).reshape(-1, degree)
-        assert by_group == pytest.approx(np.repeat(by_group[:, :1], degree, axis=1), rel=1e-9)
-        assert system != "ring" or len(np.unique(by_group[:, 0])) > 1
-        shares = shares_of(asdict(result))
-        assert shares.shape[1] == 8
-        assert shares.sum(axis=0) == pytest.approx(result.seconds)
+    result = Simulated(cost).step(BATCH, plans)
+    for name in ("attention", "linear", "communication", "exposed", "exposed_nic"):
+        assert len(getattr(result, f"{name}_seconds")) == 8
+    assert len(result.peak_bytes) == 8
+    by_group = np.array(result.attention_seconds).reshape(-1, degree)
+    assert by_group == pytest.approx(np.repeat(by_group[:, :1], degree, axis=1), rel=1e-9)
+    assert system != "ring" or len(np.unique(by_group[:, 0])) > 1
+    shares = shares_of(asdict(result))
+    assert shares.shape[1] == 8
+    assert shares.sum(axis=0) == pytest.approx(result.seconds)
 
 
 def test_exchanges_inside_groups_are_on_nvlink() -> None:
@@ -99,11 +102,11 @@ def test_exchanges_inside_groups_are_on_nvlink() -> None:
     result = Simulated(cost).step(BATCH, planned(ring, cost))
     assert len(result.nic_tx_bytes) == cost.gpus.cluster.num_nics
     assert result.bound_seconds <= result.seconds
-    # The other clock has a layer's exchanges; here are the head's three and the embedding's one, of hidden states, and
-    # the loss's of 16 bytes a token (a maximum, a sum and two terms).
+    # Of hidden states four exchanges in a layer's forward and six in its backward, the head's three and the embedding's
+    # one; and the loss's of 16 bytes a token (a maximum, a sum and two terms).
     tokens, hidden = BATCH.num_tokens, cost.gpus.model.hidden
-    more = 4 * tokens * hidden * 2 + 16 * tokens
-    assert result.nvlink_bytes == StepEstimate(cost).step(BATCH, planned(ring, cost)).nvlink_bytes + more
+    exchanged = (10 * cost.layers + 4) * tokens * hidden * 2 + 16 * tokens
+    assert result.nvlink_bytes == step_traffic(planned(ring, cost), cost).inside_tx.sum() + exchanged
 
 
 def test_what_is_made_again_and_repacked_is_apart() -> None:
@@ -133,16 +136,18 @@ def test_a_routed_plan_is_made_again(level: str) -> None:
 
 
 def test_zero_2_gathers_once_and_reduces_in_every_micro_batch() -> None:
-    """By both clocks, whose gathers and reductions send the same but for norms' gains, which have a home of their own
-    here, and for what the loss sums."""
+    """But for norms' gains, which have a home of their own, and for what the loss sums, NICs send what gathers and
+    reductions of all parameters take."""
     found = {}
     for sharding, count in (("zero1", 1), ("zero1", 3), ("zero2", 1), ("zero2", 3), ("zero3", 3)):
         cost = cost_of(sharding=sharding)
         plans = Dealt(LocalPacking(cost), count).plan(BATCH)
-        step, attention = Simulated(cost).step(BATCH, plans), StepEstimate(cost).step(BATCH, plans)
+        step, size = Simulated(cost).step(BATCH, plans), float(cost.model.total_params)
         assert len(plans) == count
-        if sharding != "zero3":  # with which table and head are gathered once here, and twice there
-            assert sum(step.nic_tx_bytes) == pytest.approx(sum(attention.nic_tx_bytes), rel=1e-6)
+        if sharding != "zero3":  # with which table and head are gathered once, and layers twice
+            sums = count if sharding == "zero2" else 1
+            each = gathers.nic_bytes(cost, 2 * size) + sums * gathers.nic_bytes(cost, GRADIENT_BYTES * size)
+            assert sum(step.nic_tx_bytes) == pytest.approx(cost.cluster.num_nics * each, rel=1e-6)
         found[sharding, count] = [sum(step.nic_tx_for[queue]) for queue in ("parameters", "gradients")]
     once, thrice = found["zero2", 1], found["zero2", 3]
     assert once == found["zero1", 1] == pytest.approx(found["zero1", 3], rel=1e-6)
@@ -204,10 +209,10 @@ def test_what_it_cannot_play_is_a_sentence() -> None:
 @pytest.mark.parametrize("sharding", ["none", "zero1", "zero3"])
 @pytest.mark.parametrize("pairs", [[[4, 1], [2, 1]], [[2, 2], [1, 1]], [[1, 7], [1, 1]]], ids=str)
 def test_pipelines_side_by_side(pairs: list[list[int]], sharding: str) -> None:
-    """As Hydraulis plans them: parts of the seconds close, and matmuls and attention are the other clock's."""
+    """As Hydraulis plans them: parts of the seconds close, and all that GPUs compute is what the sequences take."""
     cost = replace(cost_of(sharding=sharding), pipelines=True)
     plans = Hydraulis(cost, tp_pp_pairs=pairs).plan(BATCH)
-    result, other = Simulated(cost).step(BATCH, plans), StepEstimate(cost).step(BATCH, plans)
+    result = Simulated(cost).step(BATCH, plans)
     assert plans[0].pipelines is not None
     assert result.bound_seconds <= result.seconds
     busy = np.add(result.attention_seconds, result.linear_seconds)
@@ -216,8 +221,15 @@ def test_pipelines_side_by_side(pairs: list[list[int]], sharding: str) -> None:
     assert (np.array(result.exposed_seconds) <= np.array(result.communication_seconds) + 1e-12).all()
     spent = {name: np.array(seconds) for name, seconds in result.seconds_for.items()}
     assert sum(spent.values()) == pytest.approx(np.full(8, result.seconds), rel=1e-12)
-    assert result.attention_seconds == pytest.approx(other.attention_seconds, rel=1e-6)
-    assert result.linear_seconds == pytest.approx(other.linear_seconds, rel=0.02)
+    shapes = {(int(tp), int(pp)) for tp, pp in zip(plans[0].pipelines.tp, plans[0].pipelines.pp, strict=True)}
+    for line in lines(plans, cost):
+        mine, stage = line.micro, line.stage
+        assert (stage.tp, stage.pp) in shapes
+        for at in range(stage.pp):
+            attention = stage.layers * float(sum(mine.attention).sum())
+            linear = 3 * stage.layers * float(mine.linear.sum()) + (at == stage.pp - 1) * float(mine.head.sum())
+            assert result.attention_seconds[line.ranks(at)] == pytest.approx([attention] * stage.tp, rel=1e-6)
+            assert result.linear_seconds[line.ranks(at)] == pytest.approx([linear] * stage.tp, rel=0.02)
 
 
 def test_pipelines_parameters_and_gradients_stay_for_the_step_with_every_sharding() -> None:

@@ -19,7 +19,7 @@ from zbench.plans.dataflow import Edges, edges
 from zbench.plans.plan import ATTEND, TRANSFER, Blocks, Lists, Ops, Plan
 from zbench.simulator.attention import prepare
 from zbench.simulator.clock import Free, Timeline, run_hops
-from zbench.simulator.estimate.layers import Modules, finished, occupancy
+from zbench.simulator.estimate.layers import finished
 from zbench.simulator.hop_graph import HopGraph, hop_graph
 from zbench.simulator.hops import copies, hops, proxy
 
@@ -147,10 +147,6 @@ def test_copies_leave_attention_s_links_alone_and_finish_with_their_rank() -> No
     assert (timeline.start == 0).all()  # each has its own GPU or direction
     assert 1e6 * finished(of, timeline, np.zeros(2)) == pytest.approx([1, 2])
     assert sorted(1e6 * free.links[free.links > 0]) == pytest.approx([0.5, 1, 2])
-    _, moving, shown, across = occupancy(of, timeline, Modules(np.zeros(2), np.full(2, 1e-5), np.zeros(2)))
-    assert 1e6 * moving == pytest.approx([1, 2])
-    assert 1e6 * shown == pytest.approx([1, 2])
-    assert (across == 0).all()
     with pytest.raises(ValueError, match=r"^cluster\.host_bandwidth is not given; copies to and from the host need"):
         copies(NONE, NONE, NONE > 0, replace(cluster, **dict.fromkeys(host)))
 

@@ -17,9 +17,10 @@ from zbench.describe.model import Model
 from zbench.passes.reverse import MODES, Mode
 from zbench.plans.dataflow import Edges, edges
 from zbench.plans.plan import ATTEND, Ops, Plan
-from zbench.simulator.attention import playable, prepare
+from zbench.simulator.attention import playable, prepare, programs
+from zbench.simulator.clock import Free, run_hops
 from zbench.simulator.direct import Direct
-from zbench.simulator.estimate.layers import ClockState, Layers
+from zbench.simulator.estimate.layers import ClockState, Layers, finished
 from zbench.simulator.rounds import in_rounds
 from zbench.systems.ring import Ring
 
@@ -101,11 +102,9 @@ def test_a_rank_attends_when_all_of_the_step_before_is_sent_and_received(backwar
     for wait in ("overlapped", "published"):
         plan = laid(cost, wait=wait)
         ops = (plan.forward, plan.backward)[backward]
-        played = playable(plan, cost)[backward]
-        assert isinstance(played, Direct)
-        state = ClockState.zero(cost.cluster)
-        start, _ = played.run(np.zeros(4), state.free)
-        done = start + played.busy + played.latency[played.where]
+        assert isinstance(playable(plan, cost)[backward], Direct)  # whose hops are its operations
+        timeline = run_hops(programs(plan, cost)[backward], np.zeros(4), Free.zero(cost.cluster))
+        start, done = timeline.start, timeline.done
         early = 0
         for rank in range(4):
             mine = np.flatnonzero((ops.src == rank) | (ops.dst == rank))
@@ -127,12 +126,12 @@ def test_a_rank_that_stays_until_its_messages_have_arrived_begins_no_linear_modu
         ops = plan.forward
         found = edges(plan, ops, False)
         assert isinstance(found, Edges)
-        of, state = prepare(plan, ops, found, cost, False), ClockState.zero(cost.cluster)
-        timeline = Layers(of, linear, 1).one(state)
+        of = prepare(plan, ops, found, cost, False)
+        timeline = run_hops(of, linear, Free.zero(cost.cluster))
         last = np.zeros(4)
         moves = of.hops.link_a >= 0
         np.maximum.at(last, ops.src[of.hops.op[moves]], timeline.done[moves])
-        assert (state.ready >= last).all() == stays
+        assert (finished(of, timeline, linear) >= last).all() == stays
 
 
 def test_each_cause_costs_and_all_of_them_most() -> None:

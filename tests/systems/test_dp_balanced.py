@@ -55,8 +55,8 @@ def test_the_degree_has_room_for_what_a_ring_receives(cost: Cost) -> None:
     """Half a sequence fits each of two GPUs, but not with the keys of the other half."""
     limit = 2 * fitting_tokens(cost)
     batch = Batch(np.array([limit]), seed=0, step=0)
-    assert StepEstimate(cost).step(batch, DpBalanced(cost, degree=2).plan(batch)).out_of_memory
-    assert not StepEstimate(cost).step(batch, DpBalanced(cost, context_limit=limit).plan(batch)).out_of_memory
+    assert not StepEstimate(cost).fits(batch, DpBalanced(cost, degree=2).plan(batch))
+    assert StepEstimate(cost).fits(batch, DpBalanced(cost, context_limit=limit).plan(batch))
 
 
 def test_packs_are_as_large_as_memory_allows(cost: Cost) -> None:
@@ -64,7 +64,7 @@ def test_packs_are_as_large_as_memory_allows(cost: Cost) -> None:
     for degree in (1, 2, 4):
         plans = DpBalanced(cost, degree=degree).plan(batch)
         assert len(plans) > 1
-        assert not StepEstimate(cost).step(batch, plans).out_of_memory
+        assert StepEstimate(cost).fits(batch, plans)
 
 
 @pytest.mark.parametrize(

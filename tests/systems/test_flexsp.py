@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.arithmetic import without_collectives
 from tests.helpers.strategies import batches, costs
 from zbench.anchors.anchor import published_rows
 from zbench.anchors.flexsp import GPT_7B
@@ -16,9 +17,8 @@ from zbench.cost.cost import Cost
 from zbench.cost.memory.needs import memory_of
 from zbench.describe.batch import Batch
 from zbench.describe.expert_schedule import Experts
-from zbench.interfaces.result import StepResult
 from zbench.passes.reverse import MODES
-from zbench.plans.plan import TRANSFER, Ints
+from zbench.plans.plan import TRANSFER, Ints, Plan
 from zbench.proof.verify import OutOfMemory, verify_step
 from zbench.run.warm import warm
 from zbench.simulator.estimate.step import StepEstimate
@@ -132,15 +132,16 @@ def test_the_objective_predicts_the_clock(flexsp: FlexSP, cost: Cost, seed: int)
     plans = flexsp.plan(batch)
     expected = sum(float(plan.notes["objective_seconds"]) for plan in plans)
     free = replace(cost, model=replace(cost.model, sharding="zero1"))
-    apart = sum(layers_seconds(StepEstimate(free).step(batch, (plan,))) for plan in plans)
+    apart = sum(layers_seconds(free, (plan,)) for plan in plans)
     assert apart == pytest.approx(expected, rel=0.05)
-    met = layers_seconds(StepEstimate(cost).step(batch, plans))
+    met = layers_seconds(cost, plans)
     assert apart <= met * (1 + 1e-9)
     assert met <= (1 / 3 + 5 / 7) * 1.05 * expected
 
 
-def layers_seconds(step: StepResult) -> float:
-    return step.seconds - step.phases["gradients"] - step.phases["optimizer"]
+def layers_seconds(cost: Cost, plans: tuple[Plan, ...]) -> float:
+    with without_collectives():
+        return StepEstimate(cost).seconds(plans) - cost.optimizer_seconds()
 
 
 # -- the search -----------------------------------------------------------------------------------
@@ -273,7 +274,7 @@ def test_no_plan_breaks_memory(data: st.DataObject) -> None:
         if batch.lengths.max() > made.objective.capacity.max():
             plans = made.plan(batch)
             verify_step(batch, plans)
-            assert StepEstimate(tight).step(batch, plans).seconds > 0
+            assert StepEstimate(tight).seconds(plans) > 0
         else:
             verify_step(batch, made.plan(batch), tight)
 
@@ -295,7 +296,7 @@ def test_too_long_a_sequence_is_out_of_memory(cost: Cost) -> None:
     for system in (FlexSP(small), FlexSPBatchAda(small), FlexSPBatchAda(small, degree=2)):
         plans = system.plan(batch)
         verify_step(batch, plans)
-        assert StepEstimate(small).step(batch, plans).out_of_memory
+        assert not StepEstimate(small).fits(batch, plans)
         with pytest.raises(OutOfMemory):
             verify_step(batch, plans, small)
         warm(system)  # whose batch does not fit either
@@ -371,5 +372,5 @@ def test_padding_is_computed_and_groups_are_chosen_for_it(cost: Cost) -> None:
         plain, padded = make(cost), make(cost, padding="published")
         tokens = [sum(int(plan.lengths.sum()) for plan in one.plan(batch)) for one in (plain, padded)]
         assert tokens == [400 * 96, 400 * 128]
-        seconds = [StepEstimate(cost).step(batch, one.plan(batch)).seconds for one in (plain, padded)]
+        seconds = [StepEstimate(cost).seconds(one.plan(batch)) for one in (plain, padded)]
         assert seconds[0] < seconds[1]

@@ -33,4 +33,4 @@ def test_no_stretch_is_longer_than_a_gpu_holds() -> None:
     batch = Batch(np.full(8, 2500, np.int64), 0, 0)
     assert 2500 < fitting_tokens(cost) < 3750
     assert stretches(batch, cost) == [2500]
-    assert not StepEstimate(cost).step(batch, HybridDP(cost).plan(batch)).out_of_memory
+    assert StepEstimate(cost).fits(batch, HybridDP(cost).plan(batch))

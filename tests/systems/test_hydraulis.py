@@ -19,7 +19,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.device import Device
 from zbench.plans.plan import Ints
 from zbench.proof.verify import OutOfMemory, verify_step
-from zbench.simulator.estimate.step import estimated_seconds, lacking_bytes
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.hydraulis.batching import SchemeSequences
 from zbench.systems.hydraulis.cost import Schemes, offered_schemes, schemes
 from zbench.systems.hydraulis.dispatch import orders
@@ -125,7 +125,7 @@ def test_the_objective_is_what_its_plans_come_to(shapes: list | None) -> None:
         if not fitting(batch, plans, deep):
             continue
         objective, whole = (float(plans[0].notes[name]) for name in ("objective_seconds", "step_seconds"))
-        ratios.append(objective / (estimated_seconds(plans, deep) - (whole - objective)))
+        ratios.append(objective / (StepEstimate(deep).seconds(plans) - (whole - objective)))
     print(f"objective / estimate: {min(ratios):.3f} to {max(ratios):.3f}, {len(ratios)}")
     assert len(ratios) > 10
     many = shapes is not None and shapes[0][1] > 1
@@ -288,7 +288,7 @@ def test_a_step_is_as_long_as_its_plans_come_to() -> None:
     cost = replace(cost, model=replace(cost.model, num_layers=32))
     for batch in batches(40, most=30, seed=7):
         plans = Hydraulis(cost, [[2, 1], [1, 1]]).plan(batch)
-        ratios.append(float(plans[0].notes["step_seconds"]) / estimated_seconds(plans, cost))
+        ratios.append(float(plans[0].notes["step_seconds"]) / StepEstimate(cost).seconds(plans))
     print(f"predicted / estimated step: {min(ratios):.3f} to {max(ratios):.3f}")
     assert min(ratios) > 0.95
     assert max(ratios) < 1.05
@@ -300,7 +300,7 @@ def test_a_step_is_as_long_as_its_plans_come_to_where_pipelines_leave_their_node
     cost, ratios = replace(cost, model=replace(cost.model, num_layers=32)), []
     for batch in batches(20, most=30, seed=9):
         plans = Hydraulis(cost, [[8, 1], [4, 1]]).plan(batch)
-        ratios.append(float(plans[0].notes["step_seconds"]) / estimated_seconds(plans, cost))
+        ratios.append(float(plans[0].notes["step_seconds"]) / StepEstimate(cost).seconds(plans))
     found = np.array(ratios)
     print(f"predicted / estimated step: {found.min():.3f} to {found.max():.3f}")
     assert (found != 1).sum() > 5
@@ -318,7 +318,7 @@ def test_what_fits_only_with_nothing_else_under_way_is_planned_so() -> None:
     assert batch.lengths[0] > system.objective.capacity.max()
     plans = system.plan(batch)
     verify_step(batch, plans, cost)
-    assert lacking_bytes(plans, cost) == 0
+    assert StepEstimate(cost).lacking_bytes(plans) == 0
 
 
 # -- what it owes -----------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ def test_without_pipelines_what_fits_no_gpu_is_out_of_memory(shapes: list | None
     assert all(plan.pipelines is None for plan in plans)
     with pytest.raises(OutOfMemory, match="rank 0 needs"):
         verify_step(batch, plans, cost)
-    assert lacking_bytes(plans, cost) > 0
+    assert StepEstimate(cost).lacking_bytes(plans) > 0
 
 
 @settings(max_examples=40)
@@ -374,7 +374,7 @@ def test_memory_holds_wherever_a_scheme_has_room(data: st.DataObject) -> None:
     plans = system.plan(batch)
     if batch.lengths.max() <= system.objective.capacity.max() and system.objective.capacity.min() > 1:
         verify_step(batch, plans, tight)
-    assert estimated_seconds(plans, tight) > 0
+    assert StepEstimate(tight).seconds(plans) > 0
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from zbench.cost.cost import Cost
 from zbench.cost.memory.state import pipeline_state_bytes
 from zbench.describe.batch import Batch
 from zbench.proof.verify import verify_step
-from zbench.simulator.estimate.step import estimated_seconds
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.hydraulis.batching import WAYS, SchemeSequences, place_on_pipelines
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.hydraulis.published import (
@@ -150,7 +150,7 @@ def test_the_better_a_batch_is_dealt_the_sooner_it_is_done() -> None:
         batch = Batch(np.minimum(rng.lognormal(6.5, 1.2, 100).astype(np.int64) + 1, 16_000), 0, step)
         for way in WAYS:
             plans = Hydraulis(cost, [[1, 1]], batching=way, pack_tokens=16_000).plan(batch)
-            total[way] += estimated_seconds(plans, cost)
+            total[way] += StepEstimate(cost).seconds(plans)
     print({way: round(seconds, 4) for way, seconds in total.items()})
     assert total["search"] <= total["published"] < total["fixed"] < total["first_fit"]
 

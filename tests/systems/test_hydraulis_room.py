@@ -16,7 +16,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.model import Model
 from zbench.plans.plan import Ints
 from zbench.proof.verify import OutOfMemory, verify_step
-from zbench.simulator.estimate.step import lacking_bytes
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.hydraulis.cost import Schemes
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.hydraulis.room import room
@@ -32,7 +32,7 @@ def fits(batch: Batch, system: Hydraulis) -> bool:
     """Whether the system's plan does, which is correct in any case, and which the simulator says, too."""
     plans = system.plan(batch)
     verify_step(batch, plans)
-    lacking = lacking_bytes(plans, system.cost)
+    lacking = StepEstimate(system.cost).lacking_bytes(plans)
     try:
         verify_step(batch, plans, system.cost)
     except OutOfMemory:

@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.oracles import assignments, batches, small
+from zbench.cost.memory.peak import peak_bytes
 from zbench.describe.batch import Batch
 from zbench.plans.plan import TRANSFER, Ints
+from zbench.simulated.executor import Simulated
 from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.common.best_fit import best_fit, best_fit_packs
 from zbench.systems.common.micro_batches import fitting_tokens
@@ -77,9 +79,8 @@ def test_tokens_that_do_not_fit_make_more_micro_batches() -> None:
     batch = Batch(np.full(12, room // 2), 0, 0)
     plans = LocalPacking(cost).plan(batch)
     assert len(plans) == 3
-    result = StepEstimate(cost).step(batch, plans)
-    assert not result.out_of_memory
-    assert max(result.peak_bytes) > 0.9 * result.capacity_bytes
+    assert not Simulated(cost).step(batch, plans).out_of_memory
+    assert peak_bytes(plans, cost).max() > 0.9 * cost.cluster.device.memory_bytes
 
 
 def test_a_sequence_that_fits_no_gpu_is_out_of_memory() -> None:
@@ -87,7 +88,7 @@ def test_a_sequence_that_fits_no_gpu_is_out_of_memory() -> None:
     room = fitting_tokens(cost)
     for tokens, verdict in ((room, False), (room + 1, True)):
         batch = Batch(np.array([tokens, 100, 100]), 0, 0)
-        assert StepEstimate(cost).step(batch, LocalPacking(cost).plan(batch)).out_of_memory == verdict
+        assert (not StepEstimate(cost).fits(batch, LocalPacking(cost).plan(batch))) == verdict
 
 
 @pytest.mark.parametrize("tokens", [2000, 5000])

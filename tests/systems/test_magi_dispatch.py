@@ -261,7 +261,7 @@ def test_packs_are_as_large_as_memory_allows(cost: Cost) -> None:
     for degree in (1, 2, 4):
         plans = MagiDispatch(cost, degree=degree).plan(batch)
         assert len(plans) > 1
-        assert not StepEstimate(cost).step(batch, plans).out_of_memory
+        assert StepEstimate(cost).fits(batch, plans)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.plans.plan import TRANSFER
 from zbench.proof.verify import verify_step
+from zbench.simulated.executor import Simulated
 from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.allgather import AllGather
 from zbench.systems.common.mesh_groups import exchange_degree
@@ -55,7 +56,7 @@ def test_every_mesh_is_correct_and_nothing_leaves_a_group(data: st.DataObject, m
 def test_one_group_of_all_ranks_is_the_system_of_that_name(cost: Cost, method: str, alike: type) -> None:
     batch = batch_of(4000, 900, 37)
     mine, theirs = Mesh(cost, method, cost.cluster.num_ranks).plan(batch), alike(cost).plan(batch)
-    executor = StepEstimate(cost)
+    executor = Simulated(cost)
     assert executor.step(batch, mine) == executor.step(batch, theirs)
 
 
@@ -70,8 +71,8 @@ def test_the_default_degree_holds_what_its_ranks_receive_too() -> None:
     cost = replace(cost, model=replace(cost.model, vocab=1000))
     longest = 8 * fitting_tokens(cost)
     batch, clock = batch_of(longest), StepEstimate(cost)
-    assert clock.step(batch, Mesh(cost, "allgather", 8, context_limit=longest).plan(batch)).out_of_memory
-    assert not clock.step(batch, Mesh(cost, "allgather", context_limit=longest).plan(batch)).out_of_memory
+    assert not clock.fits(batch, Mesh(cost, "allgather", 8, context_limit=longest).plan(batch))
+    assert clock.fits(batch, Mesh(cost, "allgather", context_limit=longest).plan(batch))
 
 
 def test_a_mesh_of_its_own_degree_does_not_look_at_the_batch(cost: Cost) -> None:
@@ -116,7 +117,7 @@ def test_micro_batches_fit_memory(cost: Cost) -> None:
     for method in ("ring", "allgather", "ulysses"):
         plans = Mesh(cost, method, 2).plan(batch)
         assert len(plans) > 1
-        assert not StepEstimate(cost).step(batch, plans).out_of_memory
+        assert StepEstimate(cost).fits(batch, plans)
 
 
 def test_all_to_alls_are_as_wide_as_heads_allow() -> None:

@@ -37,7 +37,7 @@ def test_a_batch_larger_than_memory_takes_micro_batches(system: type, times: int
     verify_step(batch, plans, cost)  # raises where a rank is over its memory
     assert len(plans) >= times
     assert len(plans) <= 2 * times + 1
-    assert not StepEstimate(cost).step(batch, plans).out_of_memory
+    assert StepEstimate(cost).fits(batch, plans)
 
 
 @every_system
@@ -46,7 +46,7 @@ def test_an_impossible_batch_is_a_verdict(system: type) -> None:
     batch = Batch(np.array([10 * 4 * fitting_tokens(cost), 300, 20]), 0, 0)
     plans = system(cost).plan(batch)
     verify_step(batch, plans)
-    assert StepEstimate(cost).step(batch, plans).out_of_memory
+    assert not StepEstimate(cost).fits(batch, plans)
 
 
 @pytest.mark.parametrize("system", SYSTEMS[:-1], ids=lambda system: system.__name__)
@@ -54,7 +54,7 @@ def test_a_sequence_too_long_for_a_gpu_is_cut(system: type) -> None:
     cost = small(2, 2, memory=16e9)
     batch = Batch(np.array([2 * fitting_tokens(cost)]), 0, 0)
     verify_step(batch, system(cost).plan(batch), cost)
-    assert StepEstimate(cost).step(batch, LocalPacking(cost).plan(batch)).out_of_memory
+    assert not StepEstimate(cost).fits(batch, LocalPacking(cost).plan(batch))
 
 
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.__name__)

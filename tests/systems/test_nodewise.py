@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import zbench
+from tests.helpers.arithmetic import arithmetic
 from tests.helpers.oracles import batches, small
 from tests.helpers.strategies import lengths as drawn_lengths
 from zbench.cost.cost import Cost
@@ -21,7 +22,6 @@ from zbench.proof.verify import verify_step
 from zbench.run.stale import PACKAGE, Sources, reached
 from zbench.simulated.executor import Simulated
 from zbench.simulator.estimate.step import StepEstimate
-from zbench.simulator.estimate.totals import Totals
 from zbench.systems.common.grids import busiest
 from zbench.systems.nodewise.even import even_out, swap
 from zbench.systems.nodewise.inside import node_layout
@@ -273,7 +273,7 @@ def test_memory_is_respected(memory: float) -> None:
     batch = Batch(np.array([40_000, 30_000, *[2_000] * 60]), 0, 0)
     plans = own(cost).plan(batch)
     verify_step(batch, plans, cost)
-    assert not StepEstimate(cost).step(batch, plans).out_of_memory
+    assert StepEstimate(cost).fits(batch, plans)
     assert (len(plans) > 1) == (memory < 40e9)
 
 
@@ -304,19 +304,15 @@ def test_inside_shares_what_is_too_long_for_a_gpu() -> None:
     assert np.allclose(one.share, 0.25)
 
 
-def test_groups_even_out_what_whole_heads_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_even_out_what_whole_heads_leave() -> None:
     """Long sequences and one that is short: with a split of heads each, GPUs differ by less."""
-    monkeypatch.setattr(
-        Totals, "repack", lambda *_: None
-    )  # repacking is booked as attention: the compute queue does it
     cost = small(1, 4)
     sizes = np.array([24_000, 20_000, 16_000, 9_000, 3_000])
     spread = {}
     for most in (1, 3):
         (plan,) = own(cost, sequence_groups=most).plan(Batch(sizes, 0, 0))
         verify_step(Batch(sizes, 0, 0), (plan,), cost)
-        result = StepEstimate(cost).step(Batch(sizes, 0, 0), (plan,))
-        spread[most] = np.ptp(np.add(result.attention_seconds, result.linear_seconds))
+        spread[most] = np.ptp(np.add(*arithmetic((plan,), cost)))
     assert spread[3] < 0.5 * spread[1]
 
 
@@ -389,9 +385,7 @@ def test_ahead_of_zeppelin() -> None:
     for batch in batches(16, most=24):
         if covered(batch.num_tokens, cost) < COVERED:
             continue
-        seconds = [
-            StepEstimate(cost).step(batch, make.plan(batch)).seconds for make in (Zeppelin(cost), Nodewise(cost))
-        ]
+        seconds = [StepEstimate(cost).seconds(make.plan(batch)) for make in (Zeppelin(cost), Nodewise(cost))]
         ratios.append(seconds[0] / seconds[1])
     assert len(ratios) > 10
     assert min(ratios) > 1
@@ -436,7 +430,7 @@ def test_of_equal_estimates_the_one_that_needs_nics_least_is_played_too() -> Non
     cost = replace(cost, cluster=replace(cost.cluster, nic_channels=2, nics_per_node=4, nic_bandwidth=5e9))
     batch = Batch(np.minimum(np.random.default_rng(5).lognormal(8, 1.5, 40).astype(np.int64) + 1, 65_536), 0, 0)
     with_it, without = (
-        StepEstimate(cost).step(batch, own(cost, play_least_nic_use=kind).plan(batch)).seconds for kind in (True, False)
+        StepEstimate(cost).seconds(own(cost, play_least_nic_use=kind).plan(batch)) for kind in (True, False)
     )
     assert with_it <= without
 

@@ -19,7 +19,7 @@ from zbench.interfaces.protocols import System
 from zbench.run.parts import Parts
 from zbench.run.settings import Settings
 from zbench.run.target import make_model
-from zbench.simulator.estimate.step import estimated_seconds
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.flexsp.planner import FlexSP
 from zbench.systems.hydraulis.changes import ChangePrices
 from zbench.systems.hydraulis.planner import Hydraulis
@@ -55,7 +55,7 @@ def drawn(cost: Cost, seed: int) -> Batch:
 
 
 def seconds(system: System, batch: Batch, cost: Cost) -> float:
-    return estimated_seconds(system.plan(batch), cost)
+    return StepEstimate(cost).seconds(system.plan(batch))
 
 
 @pytest.mark.parametrize(("nodes", "nics", "gbit"), [(2, 2, 100), (2, 2, 200), (4, 2, 100), (4, 4, 200)])
@@ -89,7 +89,7 @@ def test_pipelines_are_taken_where_gathers_cost_most(wide: Cost) -> None:
     batch = Batch(np.full(128, 512), 0, 0)
     plans = Nodewise(cost).plan(batch)
     assert plans[0].pipelines is not None
-    assert estimated_seconds(plans, cost) < 0.9 * seconds(Nodewise(cost, adopt_rivals=False), batch, cost)
+    assert StepEstimate(cost).seconds(plans) < 0.9 * seconds(Nodewise(cost, adopt_rivals=False), batch, cost)
     assert Nodewise(replace(cost, pipelines=False)).plan(batch)[0].pipelines is None
 
 
@@ -99,7 +99,7 @@ def test_other_plans_have_to_gain_the_way_there_and_back(wide: Cost, monkeypatch
     batch = Batch(np.array([65_536]), 0, 0)
     rivals = Rivals(cost)
     own, pipelines = Nodewise(cost, adopt_rivals=False).plan(batch), rivals.pipelines().plan(batch)
-    mine, other = estimated_seconds(own, cost), estimated_seconds(pipelines, cost)
+    mine, other = StepEstimate(cost).seconds(own), StepEstimate(cost).seconds(pipelines)
     system = rivals.pipelines()
     way = system.prices.seconds(system.usual, ()) + system.prices.seconds((), system.usual)
     assert mine < other < mine + way

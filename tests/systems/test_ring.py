@@ -18,7 +18,7 @@ from zbench.describe.mask import FULL
 from zbench.describe.model import Model
 from zbench.plans.plan import Plan
 from zbench.proof.verify import PlanError, verify, verify_step
-from zbench.simulator.estimate.step import StepEstimate
+from zbench.simulated.executor import Simulated
 from zbench.systems.ring import Ring
 
 BATCH = Batch(np.array([600, 64, 61, 3, 1]), 0, 0)
@@ -60,8 +60,8 @@ def test_the_batch_s_tokens_get_what_they_get_without_padding(uneven: Cost) -> N
 
 
 def test_padding_is_charged_and_no_part_of_the_bound(uneven: Cost) -> None:
-    plain = StepEstimate(uneven).step(BATCH, Ring(uneven).plan(BATCH))
-    more = StepEstimate(uneven).step(BATCH, (padded(uneven),))
+    plain = Simulated(uneven).step(BATCH, Ring(uneven).plan(BATCH))
+    more = Simulated(uneven).step(BATCH, (padded(uneven),))
     assert more.bound_seconds == plain.bound_seconds
     assert sum(more.linear_seconds) > sum(plain.linear_seconds)
     assert sum(more.nic_tx_bytes) > sum(plain.nic_tx_bytes)
@@ -80,8 +80,8 @@ def test_a_batch_that_needs_none_is_charged_as_without(uneven: Cost) -> None:
     plan = padded(uneven, batch)
     assert plan.padding is not None
     assert not plan.padding.any()
-    plain = StepEstimate(uneven).step(batch, Ring(uneven).plan(batch))
-    assert StepEstimate(uneven).step(batch, (plan,)) == plain
+    plain = Simulated(uneven).step(batch, Ring(uneven).plan(batch))
+    assert Simulated(uneven).step(batch, (plan,)) == plain
 
 
 def test_padding_that_is_not_so_is_refused(uneven: Cost) -> None:

@@ -17,8 +17,6 @@ from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.describe.model import Model
 from zbench.interfaces import study
-from zbench.interfaces.protocols import Ready
-from zbench.interfaces.result import StepResult
 from zbench.interfaces.study import Choice, Clock, Sample, Study
 from zbench.plans.plan import Plan
 from zbench.proof.verify import verify_step
@@ -123,15 +121,14 @@ class Dear:
         if self.cost.tp == 4:
             raise ValueError("not played")
 
-    def start(self) -> Ready:
-        return Ready()
+    def fits(self, batch: Batch, plans: tuple[Plan, ...]) -> bool:
+        return StepEstimate(self.cost).fits(batch, plans)
 
-    def stop(self) -> None:
-        pass
+    def compared_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
+        return StepEstimate(self.cost).compared_seconds(batch, plans) * (1000 if self.cost.tp == 2 else 1)
 
-    def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
-        result = StepEstimate(self.cost).step(batch, plans)
-        return replace(result, seconds=result.seconds * (1000 if self.cost.tp == 2 else 1))
+    def least_seconds(self, batch: Batch) -> float:
+        return StepEstimate(self.cost).least_seconds(batch)
 
 
 def test_the_better_ones_are_judged_by_the_runs_clock() -> None:
@@ -202,11 +199,15 @@ def test_what_a_clock_tells_before_is_not_played() -> None:
     assert [race.fits(one) for one in some] == [not step.out_of_memory for step in steps]
     assert 0 < sum(step.out_of_memory for step in steps) < len(steps)
     assert not played
-    seconds = [one.seconds(batches, Simulated) for one in some]
+
+    def plain(cost: Cost) -> ComparedSteps:
+        return ComparedSteps(Simulated(cost))
+
+    seconds = [one.seconds(batches, plain) for one in some]
     assert max(seconds) == seconds[2]
     timed = raced(some, batches, Telling, 2)
     assert [found for found, _ in timed] == [*seconds[:2], float("inf")]
-    assert ranked(timed) == sorted(some[:2], key=lambda one: one.seconds(batches, Simulated))
+    assert ranked(timed) == sorted(some[:2], key=lambda one: one.seconds(batches, plain))
     assert played.count(batches[1].digest) == 3
     assert played.count(batches[0].digest) == 2
 
@@ -264,7 +265,7 @@ def test_what_does_not_fit_is_not_chosen() -> None:
     wide = search_layouts(study_of(cost, 40_000, 300), (), "balanced")
     model = replace(cost.model, **wide.model)
     hard, laid = study_of(cost, 40_000).batch(0), make_cost(cost.cluster, model)
-    assert not StepEstimate(laid).step(hard, Mesh(laid, **wide.keys).plan(hard)).out_of_memory
+    assert StepEstimate(laid).fits(hard, Mesh(laid, **wide.keys).plan(hard))
     assert wide.keys["degree"] * wide.model["tensor_parallel"] * wide.model["pipeline_parallel"] > 1
 
 

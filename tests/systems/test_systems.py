@@ -22,14 +22,13 @@ from zbench.correctness.reference.byte_law import Bytes, step_traffic
 from zbench.correctness.reference.judge import charged_bytes
 from zbench.correctness.step_check import same_plan, step_faults
 from zbench.correctness.strategy_choices import StrategyChoice
-from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
-from zbench.cost.gathers import nic_bytes
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import TRANSFER, Plan
 from zbench.proof.verify import verify_step
+from zbench.simulated.executor import Simulated
 from zbench.simulator.estimate.step import StepEstimate
 
 every_system = pytest.mark.parametrize("which", SYSTEMS, ids=str)
@@ -60,10 +59,11 @@ def test_plans_are_correct_and_a_pure_function_of_the_batch_and_their_step_is_so
     assert len(first) == len(again) == len(fresh)
     assert all(same_plan(a, b) and same_plan(a, c) for a, b, c in zip(first, again, fresh, strict=True))
     assert np.array_equal(before, batch.lengths)
-    result = StepEstimate(cost).step(batch, first)
-    assert_correct(batch, first, cost, result)
-    assert asdict(result) == asdict(StepEstimate(cost).step(batch, again))
+    assert_correct(batch, first, cost)
+    result = Simulated(cost).step(batch, first)
+    assert asdict(result) == asdict(Simulated(cost).step(batch, again))
     assert list(step_faults(result, cost)) == []
+    assert_bytes_by_law(first, cost, result)
 
 
 @every_change
@@ -72,11 +72,12 @@ def test_plans_are_correct_and_a_pure_function_of_the_batch_and_their_step_is_so
 def test_plans_of_other_choices_are_correct(which: Variant, data: st.DataObject) -> None:
     cost, batch, system = drawn(data, which)
     plans = system.plan(batch)
-    assert_correct(batch, plans, cost, StepEstimate(cost).step(batch, plans))
+    assert_correct(batch, plans, cost)
+    assert_bytes_by_law(plans, cost, Simulated(cost).step(batch, plans))
 
 
-def assert_correct(batch: Batch, plans: tuple[Plan, ...], cost: Cost, result: StepResult) -> None:
-    """Plans are right, own every token once and send what is charged. result: of their step."""
+def assert_correct(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> None:
+    """Plans are right and own every token once."""
     assert isinstance(plans, tuple)
     verify_step(batch, plans, cost)
     assert sum(int(plan.own_lengths.sum()) for plan in plans) == batch.num_tokens
@@ -84,27 +85,15 @@ def assert_correct(batch: Batch, plans: tuple[Plan, ...], cost: Cost, result: St
         assert plan.tokens_per_rank.sum() == plan.lengths.sum()
         assert plan.num_ranks == cost.cluster.num_ranks
         assert plan.num_heads == cost.model.num_heads
-    assert_bytes_by_law(plans, cost, result)
 
 
 def assert_bytes_by_law(plans: tuple[Plan, ...], cost: Cost, result: StepResult) -> None:
-    """Bytes are those of the law, of every NIC and port, in and out; parameters and gradients are NICs' even share."""
-    model = cost.model
+    """Bytes are those of the law, of every NIC and port, in and out."""
     law = step_traffic(plans, cost)
-    if plans[0].pipelines is not None:  # simulator/estimate/test_pipelined.py counts what goes between their ranks
+    if plans[0].pipelines is not None:
         assert not any(getattr(law, name).any() for name in Bytes.__dataclass_fields__)
         return
-    params = float(model.total_params)
-    gathers, reductions = {
-        "none": (0, 2),
-        "zero1": (1, 1),
-        "zero2": (1, len(plans)),
-        "zero3": (2 * len(plans), len(plans)),
-    }[model.sharding]
-    shared = gathers * nic_bytes(cost, model.element_bytes * params)
-    shared += reductions * nic_bytes(cost, GRADIENT_BYTES * params)
-    assert result.nic_tx_bytes == (law.nic_tx + shared).tolist()
-    assert result.nic_rx_bytes == (law.nic_rx + shared).tolist()
+    assert result.nic_tx_for.get("attention", [0] * len(law.nic_tx)) == law.nic_tx.tolist()
     assert result.nvlink_bytes == law.inside_tx.sum() == law.inside_rx.sum()
     charged = charged_bytes(plans, cost)
     for name in Bytes.__dataclass_fields__:
@@ -120,7 +109,7 @@ def test_named_batches(which: Variant, lengths: list[int], uneven: Cost) -> None
     batch = Batch(np.array(lengths), 0, 0)
     plans = which.make(uneven).plan(batch)
     verify_step(batch, plans, uneven)
-    assert StepEstimate(uneven).step(batch, plans).seconds > 0
+    assert StepEstimate(uneven).seconds(plans) > 0
 
 
 @every_system
@@ -132,7 +121,7 @@ def test_one_rank_sends_nothing(which: Variant, uneven: Cost) -> None:
     for plan in plans:
         assert not (plan.forward.kind == TRANSFER).any()
         assert not (plan.backward.kind == TRANSFER).any()
-    result = StepEstimate(alone).step(batch, plans)
+    result = Simulated(alone).step(batch, plans)
     assert result.communication_seconds == [0.0]
     assert result.nic_tx_bytes == [0]
 
@@ -155,8 +144,8 @@ def test_a_system_that_gains_a_faster_network_is_no_slower(which: Variant, data:
         nic_bandwidth=100 * cluster.nic_bandwidth,
         nvlink_bandwidth=100 * cluster.nvlink_bandwidth,
     )
-    slow = StepEstimate(cost).step(batch, plans).seconds
-    assert StepEstimate(replace(cost, cluster=faster)).step(batch, plans).seconds <= 1.02 * slow
+    slow = StepEstimate(cost).seconds(plans)
+    assert StepEstimate(replace(cost, cluster=faster)).seconds(plans) <= 1.02 * slow
 
 
 def test_the_suite_found_the_systems() -> None:

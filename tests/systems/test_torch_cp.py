@@ -11,6 +11,7 @@ from tests.helpers.oracles import small
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.plans.plan import TRANSFER, Ints, Plan
+from zbench.simulated.executor import Simulated
 from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.common.mesh_packs import pack_batch
 from zbench.systems.common.micro_batches import fitting_tokens
@@ -147,7 +148,7 @@ def test_head_tail_with_packs_as_full_is_a_mesh_that_gathers(cost: Cost) -> None
     batch = Batch(np.array([800, 48, 720, 320]), seed=0, step=0)
     mine = TorchCP(cost, degree=2, pack_tokens=500).plan(batch)
     theirs = Mesh(cost, "allgather", 2, "arrival", pack_tokens=500).plan(batch)
-    executor = StepEstimate(cost)
+    executor = Simulated(cost)
     assert len(mine) == 2
     assert executor.step(batch, mine) == executor.step(batch, theirs)
 
@@ -169,14 +170,14 @@ def test_the_degree_and_the_packs_are_those_that_fit(cost: Cost) -> None:
     free = fitting_tokens(cost)
     alone = Batch(np.array([2 * free]), seed=0, step=0)
     two = TorchCP(cost, degree=2, received_kv="keep").plan(alone)
-    assert StepEstimate(cost).step(alone, two).out_of_memory
+    assert not StepEstimate(cost).fits(alone, two)
     more = TorchCP(cost, context_limit=2 * free, received_kv="keep").plan(alone)
-    assert not StepEstimate(cost).step(alone, more).out_of_memory
+    assert StepEstimate(cost).fits(alone, more)
     batch = Batch(np.array([free // 2] * 12), seed=0, step=0)
     for degree in (1, 2, 4):
         plans = TorchCP(cost, degree=degree).plan(batch)
         assert len(plans) > 1
-        assert not StepEstimate(cost).step(batch, plans).out_of_memory
+        assert StepEstimate(cost).fits(batch, plans)
 
 
 @pytest.mark.parametrize(

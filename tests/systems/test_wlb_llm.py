@@ -147,7 +147,7 @@ def test_packs_of_equal_work_gain() -> None:
     batch = Batch(np.array([24_000, *[1000] * 104]), 0, 0)
     plans = [WLBLLM(cost, degree=1, equal_work_packs=way).plan(batch) for way in (True, False)]
     assert np.ptp(plans[1][0].tokens_per_rank) == 0
-    seconds = [StepEstimate(cost).step(batch, plan).seconds for plan in plans]
+    seconds = [StepEstimate(cost).seconds(plan) for plan in plans]
     assert seconds[0] < 0.95 * seconds[1]
 
 
@@ -158,7 +158,7 @@ def test_a_batch_larger_than_memory_takes_micro_batches(times: int) -> None:
     plans = WLBLLM(cost).plan(batch)
     verify_step(batch, plans, cost)
     assert times <= len(plans) <= 2 * times + 1
-    assert not StepEstimate(cost).step(batch, plans).out_of_memory
+    assert StepEstimate(cost).fits(batch, plans)
 
 
 @given(st.lists(st.integers(1, 15_000), min_size=1, max_size=10), st.floats(14e9, 24e9))
@@ -183,7 +183,7 @@ def test_capacity_is_what_memory_holds() -> None:
         for times, fits in ((0.99, True), (1.05, False)):
             batch = Batch(np.full(1, int(times * most)), 0, 0)
             plans = WLBLLM(cost, degree=degree, received_kv=mode).plan(batch)
-            assert StepEstimate(cost).step(batch, plans).out_of_memory != fits
+            assert (not StepEstimate(cost).fits(batch, plans)) != fits
 
 
 def test_an_impossible_batch_is_a_verdict() -> None:
@@ -192,7 +192,7 @@ def test_an_impossible_batch_is_a_verdict() -> None:
         batch = Batch(np.array([10 * 4 * fitting_tokens(cost), 300, 20]), 0, 0)
         plans = WLBLLM(cost).plan(batch)
         verify_step(batch, plans)
-        assert StepEstimate(cost).step(batch, plans).out_of_memory
+        assert not StepEstimate(cost).fits(batch, plans)
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,7 @@ def test_serial_transfers_of_a_rank_do_not_overlap() -> None:
 def test_hops_are_of_routed_transfers_only() -> None:
     batch = Batch(np.array([30_000, 2_000, 500]), 0, 0)
     plans = [Zeppelin(four_nics(), route=False, routed_transfers=hops).plan(batch) for hops in ("overlapped", "serial")]  # type: ignore[arg-type]
-    seconds = [StepEstimate(four_nics()).step(batch, plan).seconds for plan in plans]
+    seconds = [StepEstimate(four_nics()).seconds(plan) for plan in plans]
     assert seconds[0] == seconds[1]
 
 
@@ -223,7 +223,7 @@ def steps(base: Cost, batch: Batch, networks: list[tuple[int, float]]) -> dict[t
     found = {}
     for nics, rate in networks:
         cost = replace(base, cluster=replace(base.cluster, nics_per_node=nics, nic_bandwidth=rate / 8 * 1e9))
-        found[nics, rate] = StepEstimate(cost).step(batch, Zeppelin(cost).plan(batch)).seconds
+        found[nics, rate] = StepEstimate(cost).seconds(Zeppelin(cost).plan(batch))
     return found
 
 

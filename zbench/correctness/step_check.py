@@ -17,7 +17,6 @@ from zbench.interfaces.result import StepResult
 from zbench.plans.plan import COLUMNS, WAITS, Plan
 from zbench.proof.verify import OutOfMemory, verify_step
 from zbench.simulated.executor import Simulated
-from zbench.simulator.estimate.step import StepEstimate
 
 _NO_ROOM = re.compile(
     r"(?:rank|stack|tensor-parallel group) \d+ needs [\d.]+ GiB(?: on (?:each|one) of its GPUs)?, an? .+ has [\d.]+ GiB"
@@ -38,8 +37,8 @@ class StepCheck:
 def check_step(
     system: System, make: Callable[[], System], cost: Cost, batch: Batch, strategy: StepStrategy = USUAL_STRATEGY
 ) -> StepCheck:
-    """Plans, verifies and simulates the batch, by planners' estimate and as a whole step, and plans it again with
-    another system that `make` makes.
+    """Plans, verifies and simulates the batch, as a whole step, and plans it again with another system that `make`
+    makes.
 
     system: which may have planned other batches. strategy: of the whole step.
 
@@ -63,33 +62,22 @@ def check_step(
         memory = str(error)
         if not _NO_ROOM.fullmatch(memory):
             faults.append(f"out of memory is told so: {memory}")
-    estimate = StepEstimate(cost)
-    if cost.pp == 1 and plans[0].pipelines is None:
-        faults += step_faults(estimate.step(batch, plans), cost)
-    if estimate.fits(batch, plans) == bool(memory):
-        faults.append(f"verified, it {'does not fit' if memory else 'fits'} its memory; simulated it is otherwise")
-    faults += whole_step_faults(batch, plans, cost, strategy)
+    if has_whole_step(plans, cost):
+        result = Simulated(cost, **strategy.arguments).step(batch, plans)
+        faults += step_faults(result, cost)
+        if result.out_of_memory and not memory:
+            faults.append("verified, it fits its memory; simulated it does not")
     return StepCheck(memory, tuple(faults))
 
 
-def whole_step_faults(
-    batch: Batch, plans: tuple[Plan, ...], cost: Cost, strategy: StepStrategy = USUAL_STRATEGY
-) -> Iterator[str]:
-    """Yields a sentence for everything that cannot be so in the whole step of a batch's plans; nothing where there are
-    no whole steps of such plans.
-
-    Raises:
-        ValueError: there is no such step, which is a fault. zbench.step.proof.prove.StepError: the step is wrong.
-    """
+def has_whole_step(plans: tuple[Plan, ...], cost: Cost) -> bool:
+    """Returns whether there is a whole step of plans: of pipelines as of tables on two stages there may be none."""
     some = [plan.pipelines for plan in plans if plan.pipelines is not None]
     shapes = {shape for one in some for shape in zip(one.tp.tolist(), one.pp.tolist(), strict=True)}
     even = replace(cost, even_slices=True)
     if shapes and (not in_whole_steps(cost) or any(refusal(tp, pp, even) for tp, pp in shapes)):
-        return
-    if cost.model.tied_embeddings and cost.pp > 1:  # whose table would be on two stages
-        return
-    for fault in step_faults(Simulated(cost, **strategy.arguments).step(batch, plans), cost):
-        yield f"as a whole step: {fault}"
+        return False
+    return not cost.model.tied_embeddings or cost.pp == 1
 
 
 def step_faults(result: StepResult, cost: Cost) -> Iterator[str]:

@@ -17,15 +17,13 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.cost.gathers import (
     Held,
-    every_nic,
-    every_run_nic,
     everything,
     gather_seconds,
     port_seconds,
     run_port_seconds,
     run_seconds,
 )
-from zbench.describe.arrays import Floats, Ints
+from zbench.describe.arrays import Floats
 from zbench.describe.degrees import WORLD, ShardDegrees, degrees_of
 
 GRADIENT_BYTES = 4  # per parameter: gradients are summed in float32 (Megatron's and torchtitan's default)
@@ -37,7 +35,7 @@ class Collectives:
     layers beside them do not hide.
 
     gather, reduce: seconds. gather_ports, reduce_ports: float64 [classes], of which a rank's ports are busy for so
-    long. gather_bytes, reduce_bytes: int64 [num_nics], each way. passes: how many forwards the
+    long. passes: how many forwards the
     forward and backward of a layer take, but for what selective recomputation adds. every_step: parameters are gathered
     at all, as they are not where every rank keeps its own up to date; then a reduction is an all-reduce.
     every_micro_batch: parameters are gathered in every micro-batch, twice, as with ZeRO-3; else once a step. reduced:
@@ -52,8 +50,6 @@ class Collectives:
     reduce: float
     gather_ports: Floats
     reduce_ports: Floats
-    gather_bytes: Ints
-    reduce_bytes: Ints
     reduced: bool
 
     @staticmethod
@@ -77,8 +73,6 @@ class Collectives:
             reduce=halves * gather_seconds(cost, gradients, held),
             gather_ports=port_seconds(cost, parameters, held),
             reduce_ports=halves * port_seconds(cost, gradients, held),
-            gather_bytes=every_nic(cost, parameters, held),
-            reduce_bytes=halves * every_nic(cost, gradients, held),
             reduced=reduced,
         )
 
@@ -112,8 +106,6 @@ class Collectives:
             reduce=halves * run_seconds(cost, gradients, among),
             gather_ports=np.mean([run_port_seconds(cost, *one) for one in runs], axis=0),
             reduce_ports=halves * run_port_seconds(cost, gradients, among),
-            gather_bytes=np.sum([every_run_nic(cost, *one) for one in runs], axis=0) // len(runs),
-            reduce_bytes=halves * every_run_nic(cost, gradients, among),
             reduced=reduced,
         )
 
@@ -124,6 +116,10 @@ class Collectives:
         The gather runs ahead of the layers, the last of which cannot begin before it ends.
         """
         return max(0.0, self.gather + self.gather / self.num_layers - span, self.gather + nic - span)
+
+    def shown_in_forward(self, span: float, nic: float) -> float:
+        """Returns what a forward adds as `forward` does, where parameters are gathered for it."""
+        return self.forward(span, nic) if self.every_step else 0.0
 
     def backward(self, span: float, nic: float) -> float:
         """Gives what collectives add to a backward, as `forward` does for a forward.
@@ -142,7 +138,7 @@ class Collectives:
         last, whose backward the reduction is. busy: the share of the time in which layers keep the busiest NIC busy.
         """
         ahead, back = first / self.passes, last - last / self.passes
-        shown = 0.0 if self.every_micro_batch or not self.every_step else self.forward(ahead, busy * ahead)
+        shown = 0.0 if self.every_micro_batch else self.shown_in_forward(ahead, busy * ahead)
         return shown if self.reduced else shown + self.backward(back, busy * back)
 
     def micro_batch_seconds(self, layers: float) -> float:
@@ -156,39 +152,3 @@ class Collectives:
         forward = layers / self.passes
         shown = self.forward(forward, 0.0) if self.every_micro_batch else 0.0
         return layers + shown + self.backward(layers - forward, 0.0)
-
-
-@dataclass(slots=True)
-class Sharing:
-    """The collectives of one step so far, added up. gathers, reductions: how many. exposed: seconds that nothing hid.
-    Its methods return what they add to that."""
-
-    of: Collectives
-    gathers: int = 0
-    reductions: int = 0
-    exposed: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of all gathers and reductions, hidden or not."""
-        return self.gathers * self.of.gather + self.reductions * self.of.reduce
-
-    @property
-    def nic_bytes(self) -> Ints:
-        """Bytes through every NIC, int64 [num_nics], each way."""
-        return self.gathers * self.of.gather_bytes + self.reductions * self.of.reduce_bytes
-
-    def forward(self, span: float, nic: float) -> float:
-        """Adds a forward's gather and returns the seconds that nothing hides of it."""
-        return self._add(1, 0, self.of.forward(span, nic)) if self.of.every_step else 0.0
-
-    def backward(self, span: float, nic: float) -> float:
-        """Adds a backward's reduction (with ZeRO-3 its gather too) and returns the seconds that nothing hides of
-        them."""
-        return self._add(int(self.of.every_micro_batch), 1, self.of.backward(span, nic))
-
-    def _add(self, gathers: int, reductions: int, exposed: float) -> float:
-        self.gathers += gathers
-        self.reductions += reductions
-        self.exposed += exposed
-        return exposed

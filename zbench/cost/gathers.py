@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.describe.arrays import Floats, Ints
+from zbench.describe.arrays import Floats
 from zbench.describe.links import NIC, gathering
 
 
@@ -62,12 +62,6 @@ def nic_bytes(cost: Cost, size: float) -> int:
     return int(size * (c.num_nodes - 1) / c.num_nodes / c.nics_per_node)
 
 
-def every_nic(cost: Cost, size: float, held: Held) -> Ints:
-    """Returns int64 [num_nics]: the bytes of `nic_bytes` where nodes hold different shares of `size` bytes."""
-    each = [nic_bytes(cost, share * size) for share in held.node.tolist()]
-    return np.repeat(np.array(each, np.int64), cost.cluster.nics_per_node)
-
-
 def run_seconds(cost: Cost, size: float, degree: int) -> float:
     """Returns the seconds of an all-gather (or reduce-scatter) of `size` bytes in every run of `degree` ranks (WORLD:
     of all), of which each has an even share."""
@@ -100,8 +94,3 @@ def _run_nic_bytes(cost: Cost, size: float, degree: int) -> int:
     c = cost.cluster
     nodes = max((degree or c.num_ranks) // c.gpus_per_node, 1)
     return int(size * (nodes - 1) / nodes / c.nics_per_node)
-
-
-def every_run_nic(cost: Cost, size: float, degree: int) -> Ints:
-    """Returns int64 [num_nics]: the bytes that each NIC sends in the gather of `run_seconds`."""
-    return np.full(cost.cluster.num_nics, _run_nic_bytes(cost, size, degree), np.int64)

@@ -4,14 +4,12 @@ Megatron-LM's tensor with sequence parallelism (Korthikanti et al. 2022, arXiv 2
 between them, tokens evenly over the GPUs of a group, which all do the same at the same time. So a group is a rank with
 so many times the rates, memory and links of a GPU; the query heads that its GPUs work on at once are one head of so
 many times the dimension, which no plan can cut. What it costs is zbench.cost.cost's `exchange_seconds`.
-A step's result is of GPUs and NICs as they were configured (`of_gpu`, `of_nics`).
+What is said of memory is of a GPU (`of_gpu`).
 
 Of tensor parallelism as a planner's choice, with pipeline stages and groups of different sizes, see zbench.cost.stage.
 """
 
 from dataclasses import replace
-
-import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.cluster import Cluster
@@ -74,12 +72,6 @@ def grouped(cost: Cost, tp: int) -> Cost:
 def of_gpu(size: Ints, tp: int) -> Ints:
     """Returns the bytes on each GPU of a rank that holds `size`."""
     return -(-size // tp)
-
-
-def of_nics(size: Ints, bonded: int) -> Ints:
-    """Returns the bytes through every NIC, where `bonded` of them in order are one that carries `size`; [num_nics x
-    bonded]."""
-    return (np.repeat(size, bonded) + np.tile(np.arange(bonded), len(size))) // bonded
 
 
 def _cluster(cluster: Cluster, tp: int, groups: int, nics: int) -> Cluster:

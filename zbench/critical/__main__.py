@@ -14,7 +14,6 @@ with loading(__name__):
     from zbench.record.rows import label
     from zbench.run.known import add_trust
     from zbench.run.replay import Replay
-    from zbench.simulated.executor import Simulated
 
 
 def main() -> int:
@@ -37,15 +36,14 @@ def _main() -> int:
         check_apart({"--out": arguments.out}, [arguments.record])
     run, line = chosen_step(read_all([arguments.record]), arguments.run, arguments.step)
     replay = Replay.of(run, arguments.trust)
-    executor = replay.parts.executor
-    if not isinstance(executor, Simulated):
+    if replay.of_attention:
         other = label(run.start, "executor")
         raise ValueError(
             f"the run has executor={other}; a critical path takes a run of whole steps, as of executor=simulated, or "
             "of torch_whole_step or desk_whole_step, whose steps are played as they are described"
         )
     batch, plans = replay.step(line)
-    told = told_path(*executor.all_layers(batch, plans), run.start, line)
+    told = told_path(*replay.whole_steps.all_layers(batch, plans), run.start, line)
     say(told.head)
     for sheet in (told.made, told.listed):
         show(sheet.rich())

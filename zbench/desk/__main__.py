@@ -139,9 +139,7 @@ def _waits(asked: argparse.Namespace) -> int:
     def of(run: Run) -> ComparedWaits:
         replay = Replay.of(run, asked.trust)
         replay.parts.executor.start()
-        return compared_waits(
-            run, lambda steps: [asdict(replay.parts.executor.step(*replay.step(one))) for one in steps]
-        )
+        return compared_waits(run, lambda steps: [asdict(replay.played(one)) for one in steps])
 
     measured = [run for run in read_all([asked.file]) if not run.start["facts"]["simulated"]]
     if not measured:

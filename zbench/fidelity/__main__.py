@@ -43,7 +43,7 @@ class Fidelity:
     simulated against measured. errors: absolute, of each step. nic: mean utilisation of all NICs. bytes_error: of all
     that crossed NICs, measured against simulated (headers and acknowledgements are measured only). late: share of the
     steps by which messages were late on average (zbench.runtime.network.lateness); None: not on a desk. invalid: steps
-    that do not count. clock: what simulated them (zbench.run.replay.Replay.clock)."""
+    that do not count."""
 
     of: Mapping[str, str]
     measured: float
@@ -54,7 +54,6 @@ class Fidelity:
     bytes_error: float
     late: float | None
     invalid: int
-    clock: str
 
     @property
     def error(self) -> float:
@@ -72,7 +71,7 @@ def fidelity(run: Run, trust: bool = False) -> Fidelity:
     if run.start["facts"]["simulated"] or not steps:
         raise ValueError(f"the run of {label(run.start, 'system')} has no measured step that counts")
     replay = Replay.of(run)
-    predicted = [replay.parts.executor.step(*replay.step(step)) for step in steps]
+    predicted = [replay.played(step) for step in steps]
     facts = Facts.of(run.start["facts"])
     again = [
         {"seconds": one.seconds, "nic_tx_bytes": one.nic_tx_bytes, "nic_rx_bytes": one.nic_rx_bytes}
@@ -89,7 +88,6 @@ def fidelity(run: Run, trust: bool = False) -> Fidelity:
         bytes_error=sum(nic_bytes_per_step(steps)) / max(1.0, sum(nic_bytes_per_step(again))) - 1,
         late=_late(steps),
         invalid=len(run.steps) - len(steps),
-        clock=replay.clock,
     )
 
 
@@ -188,8 +186,7 @@ def _print(found: Sequence[Fidelity], markdown: bool) -> None:
             table.add_row(*row)
         show(table)
     errors = [abs(one.error) for one in found]
-    clocks = " and ".join(dict.fromkeys(one.clock for one in found))
-    print(f"simulated by {clocks}; error of the means: median {median(errors):.1%}, worst {max(errors):.1%}")
+    print(f"error of the means: median {median(errors):.1%}, worst {max(errors):.1%}")
     for place in dict.fromkeys(tuple(one.of[group] for group in several) for one in found):
         mine = [one for one in found if tuple(one.of[group] for group in several) == place]
         print(f"{', '.join(place)}: {order_in_words(mine)}" if place else order_in_words(mine))

@@ -79,22 +79,6 @@ class Chooses(Protocol):
 
 
 @runtime_checkable
-class Compares(Protocol):
-    """An executor that tells of a candidate's step whether it fits, how long it takes at least, and how long it takes,
-    with nothing done that only a run needs."""
-
-    def fits(self, batch: Batch, plans: tuple[Plan, ...]) -> bool:
-        """Returns whether GPUs have room for a step."""
-
-    def compared_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
-        """Returns the seconds of a step, infinite where there is no room for it; it need not be proven, as it is not
-        run."""
-
-    def least_seconds(self, batch: Batch) -> float:
-        """Returns the seconds that no step of a batch's plans can beat, of plans without pipelines of their own."""
-
-
-@runtime_checkable
 class HasLimits(Protocol):
     """A system whose yaml leaves a limit open that its users set once, before a run (zbench.run.fastest).
 

@@ -2,21 +2,37 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
-from zbench.interfaces.protocols import Executor
+from zbench.plans.plan import Plan
 
 # How many is a judgement: on 32 GPUs choosing takes some seconds.
 DRAWN = 2000  # batches, of which all but one in a thousand have to fit
 HARD = 0.999  # the batch that has to fit memory: where it stands among those drawn, by longest sequence
 PLAYED = 20  # batches, evenly from those drawn by longest sequence
-PLAYED_WHOLE = 4  # of them, where the run's clock plays whole steps, which take some ten times as long to tell
+PLAYED_WHOLE = 4  # of them, on which a run's choice is judged: its clock plays whole steps
 
-Clock = Callable[[Cost], Executor]  # makes what plays steps on the cluster of a cost
+
+class Compares(Protocol):
+    """What tells of a candidate's step whether it fits, how long it takes at least, and how long it takes, with nothing
+    done that only a run needs."""
+
+    def fits(self, batch: Batch, plans: tuple[Plan, ...]) -> bool:
+        """Returns whether GPUs have room for a step."""
+
+    def compared_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
+        """Returns the seconds of a step, infinite where there is no room for it; it need not be proven, as it is not
+        run."""
+
+    def least_seconds(self, batch: Batch) -> float:
+        """Returns the seconds that no step of a batch's plans can beat, of plans without pipelines of their own."""
+
+
+Clock = Callable[[Cost], Compares]  # makes what compares steps on the cluster of a cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +41,8 @@ class Study:
     batch: gives batch number 0, 1, ...; none of them is one of the run's.
 
     cost_of: the cost model that planners see, of a model with some parallelism (ValueError: it does not divide).
-    clock: the run's own, by which the better ones are judged (ValueError: it does not play such a model). What is tried
-        first is played by zbench.simulator.estimate.step, whatever the run's clock.
+    clock: the run's own, of whole steps, by which the better ones are judged (ValueError: it does not play such a
+        model). What is tried first is played by zbench.simulator.estimate.step.
     judged: how many batches of a sample the best are played on.
     trains: whether plans are run for real; then the model stays as configured.
     tell: takes a word on what is being done, as choosing may take a minute.

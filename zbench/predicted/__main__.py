@@ -4,7 +4,7 @@
 
 Runs conf/experiment/one_gpu on six workloads, one record each in the folder --out; a workload whose record has a
 finished run of the same sources and settings is not run again. Each run is then simulated from its own record
-(zbench.run.replay), on the same batches, by planners' estimate, as executor=torch runs plans of attention.
+(zbench.run.replay), on the same batches, as a whole step that is told how executor=torch trains.
 Exit codes: 0 all six are measured, whatever their errors; 1 a run failed; 2 bad input, or something is to be measured
 and there is no GPU; 130 stopped by Ctrl-C.
 """
@@ -78,7 +78,7 @@ def row(name: str, run: Run, trust: bool = False) -> Row:
     if not steps:
         raise ValueError(f"{run.path} line {run.line}: the run of {name} has no measured step that counts")
     replay = Replay.of(run, trust)
-    again: list[StepResult] = [replay.parts.executor.step(*replay.step(step)) for step in steps]
+    again: list[StepResult] = [replay.played(step) for step in steps]
     return Row(
         name,
         len(steps),

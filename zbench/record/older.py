@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from zbench.cost.groups import of_gpu, of_nics
+from zbench.cost.groups import of_gpu
 from zbench.describe.cluster import PLAN
 from zbench.describe.exchanges import NONE
 from zbench.describe.expert_schedule import DRAWN, DROPLESS, FLAT, PLANNED, SEQUENTIAL, WITH_LAYER, ZIPF
@@ -233,6 +233,11 @@ def _with_gpus(start: Line, steps: Sequence[Line]) -> tuple[Line, list[Line]]:
 
 def _step(line: Line, tp: int, bonded: int) -> Line:
     """Returns the line with the memory of one GPU of every rank, and the bytes of every NIC."""
-    nics = {name: of_nics(np.array(line[name]), bonded).tolist() for name in ("nic_tx_bytes", "nic_rx_bytes")}
+    nics = {name: bytes_of_nics(line[name], bonded) for name in ("nic_tx_bytes", "nic_rx_bytes")}
     peak = of_gpu(np.array(line["peak_bytes"]), tp).tolist()
     return {**line, **nics, "peak_bytes": peak, "capacity_bytes": line["capacity_bytes"] // tp}
+
+
+def bytes_of_nics(sizes: Sequence[int], bonded: int) -> list[int]:
+    """Returns the bytes through every NIC, where `bonded` of them in order are one that carries a size."""
+    return [(size + at) // bonded for size in sizes for at in range(bonded)]

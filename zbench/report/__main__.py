@@ -31,7 +31,6 @@ with loading(__name__):
     from zbench.report.page import encoded, page
     from zbench.run.known import Unknown, add_trust
     from zbench.run.replay import Replay
-    from zbench.simulated.executor import Simulated
     from zbench.standing.cells import cells_by_world
     from zbench.standing.survival import survivals
     from zbench.trace.file import recorded
@@ -200,16 +199,16 @@ def look_inside(run: Run, line: Line, replays: dict[str, Replay | ValueError], t
         replay = replays[run.start["run"]] = replay or Replay.of(run, trust)
         batch, plans = replay.step(line)
         cost = replay.cost
-        executor = replay.parts.executor
+        executor = replay.whole_steps
         found |= {"homes": homes(plans, cost), "timeline": None}
         try:
-            found["timeline"] = timeline(batch, plans, replay.whole_steps)
-            blocks = TokenBlocks.of(replay.whole_steps, batch, plans)
+            found["timeline"] = timeline(batch, plans, executor)
+            blocks = TokenBlocks.of(executor, batch, plans)
         except ValueError as error:
             found["undrawn"] = str(error)
-        if isinstance(executor, Simulated):
+        if not replay.of_attention:
             found["critical"] = critical_path_table(batch, plans, executor, run.start, line)
-        if run.start["facts"].get("simulated"):
+        if run.start["facts"].get("simulated") and not replay.of_attention:
             executor.start()
             again = executor.step(replay.parts.workload.batch(line["step"]), plans).seconds
             again += line.get("phases", {}).get("switch", 0.0)

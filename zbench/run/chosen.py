@@ -22,24 +22,25 @@ from omegaconf import DictConfig, OmegaConf
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.expert_schedule import PLANNED
-from zbench.describe.strategies.step_strategy import StepStrategy
+from zbench.describe.strategies.step_strategy import USUAL_STRATEGY, StepStrategy
 from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.interfaces.abilities import Chooses, HasLimits
 from zbench.interfaces.dealt import undealt
-from zbench.interfaces.protocols import Executor, System
-from zbench.interfaces.study import PLAYED, PLAYED_WHOLE, Choice, Clock, Study
+from zbench.interfaces.protocols import System
+from zbench.interfaces.study import PLAYED_WHOLE, Choice, Clock, Study
 from zbench.plans.plan import Plan
 from zbench.record.fingerprint import own_digest
+from zbench.run.attention_runs import AttentionRun
 from zbench.run.checks.contract import batch_of, gives, plans_of
 from zbench.run.fastest import Keys, fastest
 from zbench.run.parts import Parts
 from zbench.run.system import for_draws, make_system, step_strategy
 from zbench.run.target import Make, from_yaml, make_part
+from zbench.runtime.executor import Torch
 from zbench.simulated.compared import ComparedSteps
 from zbench.simulated.executor import Simulated
 from zbench.simulated.expert_homes import ExpertHomes, InOtherHomes, in_expert_homes
 from zbench.simulated.iterations import SimulatedIterations
-from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.mesh import Mesh
 
 SEED = 7_777_777  # of the batches that are looked at; a run of this seed has those of the next one looked at
@@ -186,35 +187,38 @@ def _study(config: Mapping[str, Any], parts: Parts, make: Make, tell: Callable[[
         *parts.told,
         lambda number: batch_of(workload, number, parts.tokens),
         lambda model: parts.cost_of(parts.told.cluster, model),
-        clock_of(parts),
-        PLAYED_WHOLE if isinstance(parts.executor, Simulated) else PLAYED,
+        clock_of(parts, step_strategy(config, make)),
+        PLAYED_WHOLE,
         not parts.simulated,
         tell,
         parts.free,
     )
 
 
-def clock_of(parts: Parts) -> Clock:
-    """Returns the run's clock; of what is measured planners' estimate. Models beside the actor have the same mesh
-    whatever is chosen for the actor."""
+def clock_of(parts: Parts, strategy: StepStrategy = USUAL_STRATEGY) -> Clock:
+    """Returns the clock of whole steps, as the run's executor has them, or those that it trains by. Models beside the
+    actor have the same mesh whatever is chosen for the actor. strategy: of the run's whole steps."""
     executor = parts.executor
     if isinstance(executor, SimulatedIterations):
         executor = replace(executor, planner=_in_mesh)
     if isinstance(executor, Simulated):
         return lambda cost: ComparedSteps(replace(executor, cost=cost))
-    return StepEstimate
+    if isinstance(executor, Torch):
+        of_run = AttentionRun(executor.job().parameters, executor.device == "cpu")
+        return lambda cost: ComparedSteps(of_run.whole_steps(cost))
+    return lambda cost: ComparedSteps(Simulated(cost, **strategy.arguments, sync=parts.sync))
 
 
 def _in_homes(parts: Parts, strategy: StepStrategy) -> Clock:
-    """Returns the run's clock for plans whose tokens live where they are planned, before homes are changed; what is
-    measured is judged by planners' estimate, with homes as planned."""
-    clock = clock_of(parts)
+    """Returns the run's clock for plans whose tokens live where they are planned, before homes are changed."""
+    clock = clock_of(parts, strategy)
     if strategy.experts.homes == PLANNED:
         return clock
 
-    def homed(cost: Cost) -> Executor:
+    def homed(cost: Cost) -> InOtherHomes:
         executor = clock(cost)
-        return InOtherHomes(executor, ExpertHomes(cost, strategy)) if isinstance(executor, ComparedSteps) else executor
+        assert isinstance(executor, ComparedSteps)
+        return InOtherHomes(executor, ExpertHomes(cost, strategy))
 
     return homed
 

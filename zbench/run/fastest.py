@@ -17,10 +17,8 @@ from zbench.describe.batch import Batch
 from zbench.describe.model import RECOMPUTE, SHARDING, WHOLE, Model
 from zbench.describe.strategy import CHUNKED
 from zbench.describe.units import with_noun
-from zbench.interfaces.abilities import Compares
-from zbench.interfaces.protocols import Executor, System
+from zbench.interfaces.protocols import System
 from zbench.interfaces.study import Choice, Clock, Sample, Study
-from zbench.plans.plan import Plan
 from zbench.simulator.estimate.step import StepEstimate
 
 FREE = ("sharding", "recompute")  # groups that may be chosen, and fields of a model that they set
@@ -46,9 +44,9 @@ class Setting:
         """Plays a step of each batch; returns how many are out of memory, and the mean seconds of the others. hard: a
         batch that has to fit and is too rare for its seconds to count."""
         executor, rare = clock(self.cost), clock(self.cost)
-        found = [compared_seconds(executor, batch, tuple(self.system.plan(batch))) for batch in batches]
+        found = [executor.compared_seconds(batch, tuple(self.system.plan(batch))) for batch in batches]
         seconds = [one for one in found if one < inf]
-        lacking = len(found) - len(seconds) + (compared_seconds(rare, hard, tuple(self.system.plan(hard))) == inf)
+        lacking = len(found) - len(seconds) + (rare.compared_seconds(hard, tuple(self.system.plan(hard))) == inf)
         return lacking, sum(seconds) / max(len(seconds), 1)
 
     def choice(self) -> Choice:
@@ -73,14 +71,6 @@ def fastest_of(settings: Sequence[Setting], sample: Sample, study: Study) -> Cho
         settings = _ranked(settings, sample.hard, few, StepEstimate)[:BETTER]
     study.tell("playing the better ones")
     return _ranked(settings, sample.hard, sample.some(study.judged), study.clock)[0].choice()
-
-
-def compared_seconds(executor: Executor, batch: Batch, plans: tuple[Plan, ...]) -> float:
-    """Returns the seconds of a step that is compared with others, infinite where it is out of memory."""
-    if isinstance(executor, Compares):
-        return executor.compared_seconds(batch, plans)
-    result = executor.step(batch, plans)
-    return inf if result.out_of_memory else result.seconds
 
 
 def free_values(name: str, model: Model) -> Sequence[str]:

@@ -11,7 +11,6 @@ from zbench.describe.batch import Batch
 from zbench.describe.strategies.step_strategy import StepStrategy
 from zbench.interfaces.abilities import Chooses
 from zbench.run.checks.contract import plans_of
-from zbench.run.fastest import compared_seconds
 from zbench.run.system import make_system
 from zbench.run.target import Make
 from zbench.simulated.compared import ComparedSteps
@@ -52,6 +51,6 @@ def _seconds(
     try:
         system = make_system(config, cost, make)
         executor = ComparedSteps(Simulated(cost, **strategy.arguments))
-        return compared_seconds(executor, batch, plans_of(system, batch, cost))
+        return executor.compared_seconds(batch, plans_of(system, batch, cost))
     except ValueError:  # no room on hosts, or for a token on GPUs; the run says so where nothing else fits
         return inf

@@ -34,14 +34,10 @@ from zbench.simulated.rollout_job import in_iterations
 
 # Executors by their class, as `_target_` names it.
 SIMULATED = "zbench.simulated.executor.Simulated"
-# Planners' estimate, which predicts runs of attention's plans (executor=torch and desk) that are made again from their
-# records, and is the clock of records of executor=simulated_attention. No yaml may name it.
-ESTIMATE = "zbench.simulator.estimate.step.StepEstimate"
 TORCH_WHOLE_STEP = "zbench.runtime.step_executor.TorchWholeStep"
 DESK_WHOLE_STEP = "zbench.desk.step_executor.DeskWholeStep"
 RUN_WHOLE_STEPS = (TORCH_WHOLE_STEP, DESK_WHOLE_STEP)  # executors that train by whole steps
 WHOLE_STEPS = (SIMULATED, *RUN_WHOLE_STEPS)  # executors of whole steps, which all of a strategy is for
-CLOCKS = (SIMULATED, ESTIMATE)  # what plays on a described cluster's clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +74,7 @@ class Parts:
     def of(config: Mapping[str, Any], settings: Settings, make: Make = from_yaml) -> "Parts":
         """Makes the parts of a configuration. make: how a part is made of the configuration."""
         target = config["executor"].get("_target_")
-        simulated = target in CLOCKS
+        simulated = target == SIMULATED
         strategy = make_strategy(config, make)
         strategy.sync.check_run(settings.steps)
         nominal = _machine(config, settings, make, strategy, simulated or target in RUN_WHOLE_STEPS)
@@ -93,7 +89,7 @@ class Parts:
         cost, whole_steps = make_cost(cluster, model), target in WHOLE_STEPS
         of_step = StepStrategy.of(strategy)
         usual = of_step.plans_pipelines and not strategy.job.has_rollouts  # forwards by themselves have none
-        pipelines = target == ESTIMATE or (whole_steps and usual and in_whole_steps(cost))
+        pipelines = whole_steps and usual and in_whole_steps(cost)
         parallel = strategy.parallel
         of_planners = parallel.expert_gpus, parallel.expert_tensor_parallel, strategy.overlap
         have = pipelines, whole_steps, *of_planners, of_step.sharding_overlap.layers_ahead

@@ -11,16 +11,17 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.units import with_noun
 from zbench.interfaces.protocols import System
+from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
 from zbench.record.record import Line, Run
+from zbench.run.attention_runs import AttentionRun, of_line
 from zbench.run.checks.machine import free_memory
 from zbench.run.checks.price import check_memory_here, priced
 from zbench.run.chosen import settled
 from zbench.run.known import Unknown, from_record, from_trusted_record
-from zbench.run.parts import CLOCKS, ESTIMATE, RUN_WHOLE_STEPS, SIMULATED, Parts
+from zbench.run.parts import RUN_WHOLE_STEPS, SIMULATED, WHOLE_STEPS, Parts
 from zbench.run.settings import PRECISIONS, Settings
 from zbench.simulated.executor import Simulated
-from zbench.simulator.estimate.step import StepEstimate
 
 # Sentences that go on, after a semicolon, with what is in a file; it may be the user's own, and pages are shown around.
 _QUOTING = ("workload.path", "workload.field")
@@ -28,13 +29,14 @@ _QUOTING = ("workload.path", "workload.field")
 
 @dataclass(frozen=True)
 class Replay:
-    """A recorded run, made again to be played. parts: all but the system; the executor is the clock of whole steps, or
-    planners' estimate where the run's executor ran plans of attention. cost: what plans are played with, in the run's
-    world."""
+    """A recorded run, made again to be played. parts: all but the system; the executor is the clock of whole steps,
+    told how the run's trains where that ran plans of attention. cost: what plans are made with, in the run's world.
+    of_attention: the run's executor ran or played attention's plans, as a record may still say."""
 
     parts: Parts
     cost: Cost
     system: System
+    of_attention: bool
 
     @staticmethod
     def of(run: Run, trust: bool = False) -> "Replay":
@@ -52,17 +54,21 @@ class Replay:
             for check, size in PRECISIONS.items():
                 if check in (config.get("check") or ()):
                     config["model"] = config["model"] | {"element_bytes": size, "lse_bytes": size}
-            target = config["executor"].get("_target_")
-            if not run.start["facts"].get("simulated") or target not in CLOCKS:
-                config["executor"] = {"_target_": SIMULATED if target in RUN_WHOLE_STEPS else ESTIMATE}
+            executor, simulated = config["executor"], bool(run.start["facts"].get("simulated"))
+            target = executor.get("_target_")
+            config["executor"] = {"_target_": SIMULATED}
             config["tracker"] = {"_target_": "zbench.track.Nothing"}
             config |= {"check": None, "resume": None}
             make = from_trusted_record if trust else from_record
             parts = Parts.of(config, Settings.of(config), make)
-            have = bool(run.start["facts"].get("simulated")) or target in RUN_WHOLE_STEPS
-            played, seen = (replace(cost, pipelines=cost.pipelines and have) for cost in (parts.cost, parts.seen))
-            made = settled(config, replace(parts, cost=played, seen=seen), make, run.start.get("chosen") or {})
-            return Replay(made.parts, made.parts.cost, made.system)
+            have = simulated or target in RUN_WHOLE_STEPS
+            here, seen = (replace(cost, pipelines=cost.pipelines and have) for cost in (parts.cost, parts.seen))
+            made = settled(config, replace(parts, cost=here, seen=seen), make, run.start.get("chosen") or {})
+            parts, of_attention = made.parts, target not in WHOLE_STEPS
+            if of_attention and not simulated:
+                of_run = AttentionRun.of(executor, parts.cost, run.about)
+                parts = replace(parts, executor=of_run.whole_steps(parts.cost))
+            return Replay(parts, parts.cost, made.system, of_attention)
         except Unknown as error:
             raise Unknown(f"run {run.start['run']} {error}; --trust runs it") from error
         except Exception as error:
@@ -71,20 +77,19 @@ class Replay:
             raise ValueError(f"run {run.start['run']} cannot be made again from its record: {reason}") from error
 
     @property
-    def clock(self) -> str:
-        """The name of its executor, where that says what a measured step would take."""
-        return "planners' estimate" if isinstance(self.parts.executor, StepEstimate) else "whole steps"
-
-    @property
     def whole_steps(self) -> Simulated:
-        """The executor that plays its plans as whole steps, to be drawn: of a run of attention alone, or measured with
-        attention's plans, with the usual window and buckets.
+        """The executor, which plays plans as whole steps."""
+        assert isinstance(self.parts.executor, Simulated)
+        return self.parts.executor
+
+    def played(self, line: Line) -> StepResult:
+        """Plays a recorded step again; of a measured one this is what it is predicted to take.
 
         Raises:
-            ValueError: there are no whole steps of its configuration.
+            ValueError: as `step`, or the step did what whole steps do not describe (zbench.run.attention_runs).
         """
-        executor = self.parts.executor
-        return executor if isinstance(executor, Simulated) else Simulated(self.cost)
+        batch, plans = self.step(line)
+        return (of_line(self.whole_steps, plans, line) if self.of_attention else self.whole_steps).step(batch, plans)
 
     def step(self, line: Line) -> tuple[Batch, tuple[Plan, ...]]:
         """Returns the batch of a recorded step, and its plans.

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from math import inf
 
 from zbench.describe.batch import Batch
-from zbench.interfaces.protocols import Ready
-from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
 from zbench.simulated.drawn_rows import played_rows
 from zbench.simulated.executor import Simulated
@@ -21,34 +19,22 @@ from zbench.step.template import Step
 
 @dataclass(frozen=True, slots=True)
 class ComparedSteps:
-    """Steps as an executor of whole steps plays them, one of zbench.interfaces.abilities.Compares. Rounds and
+    """Steps as an executor of whole steps plays them, one of zbench.interfaces.study.Compares. Rounds and
     iterations are played as in a run, and so are plans with pipelines, which a change of pipelines may come before."""
 
     executor: Simulated
 
-    def start(self) -> Ready:
-        """Begins as a run does."""
-        return self.executor.start()
-
-    def stop(self) -> None:
-        """Ends as a run does."""
-        self.executor.stop()
-
-    def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
-        """Plays a step as in a run, proven."""
-        return self.executor.step(batch, plans)
-
     def fits(self, batch: Batch, plans: tuple[Plan, ...]) -> bool:
         """Returns whether GPUs have room for a step, by its account of memory; what is not a step alone is played."""
         if not self.executor.plays_steps_alone:
-            return not self.step(batch, plans).out_of_memory
+            return not self.executor.step(batch, plans).out_of_memory
         step = self.executor.chosen(batch, plans).steps.built(batch, plans)
         return self._has_room(self._parts(step, plans))
 
     def compared_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
         """Returns the seconds of a step, infinite where GPUs have no room for it."""
         if not self.executor.plays_steps_alone or plans[0].pipelines is not None:
-            result = self.step(batch, plans)
+            result = self.executor.step(batch, plans)
             return inf if result.out_of_memory else result.seconds
         steps = self.executor.chosen(batch, plans).steps
         step = steps.built(batch, plans)

@@ -15,8 +15,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.expert_schedule import ATTENTION, CHOSEN_HOMES, EVEN_IN_NODE, HOMES, PLANNED, PRICED
 from zbench.describe.strategies.step_strategy import StepStrategy
 from zbench.interfaces.dealt import ChangedPlans
-from zbench.interfaces.protocols import Ready, System
-from zbench.interfaces.result import StepResult
+from zbench.interfaces.protocols import System
 from zbench.passes.homes import with_attention_homes, with_even_homes
 from zbench.plans.plan import Plan
 from zbench.simulated.compared import ComparedSteps
@@ -105,22 +104,10 @@ class ExpertHomes:
 @dataclass(frozen=True, slots=True)
 class InOtherHomes:
     """Steps of candidates for a run whose plans have other homes than planned, one of
-    zbench.interfaces.abilities.Compares."""
+    zbench.interfaces.study.Compares."""
 
     executor: ComparedSteps
     homes: ExpertHomes
-
-    def start(self) -> Ready:
-        """Begins as a run does."""
-        return self.executor.start()
-
-    def stop(self) -> None:
-        """Ends as a run does."""
-        self.executor.stop()
-
-    def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
-        """Plays a step as in a run, proven."""
-        return self.executor.step(batch, self.homes.changed(batch, plans))
 
     def fits(self, batch: Batch, plans: tuple[Plan, ...]) -> bool:
         """Returns whether GPUs have room for a step."""

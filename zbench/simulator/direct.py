@@ -20,13 +20,14 @@ from zbench.cost.use import Repeats
 from zbench.describe.arrays import Floats
 from zbench.describe.cluster import Cluster
 from zbench.describe.compiled import ENTERED
+from zbench.describe.links import NIC
 from zbench.plans.area import work
 from zbench.plans.dataflow import Edges
 from zbench.plans.plan import ATTEND, Column, Ints, Ops, Plan
-from zbench.plans.touches import by_rank
 from zbench.simulator.clock import Free, take
-from zbench.simulator.direct_occupancy import HERE, occupied
 from zbench.simulator.hops import COMPUTE, RX, TX, class_of, members, ports
+
+HERE = 0  # where an attend's data ends; a transfer's ends at 1 + the class of its links
 
 
 class DirectRows(NamedTuple):
@@ -64,9 +65,8 @@ class Direct:
     src, dst: [num_ops]. where: HERE, or 1 + the class of a transfer's links. busy: seconds. [num_ops] each.
     latency: seconds, by `where`. channels: int64, of queues and links, by `where`. collective: [num_ops], a
         transfer that takes all of them. offsets, producers: the operations that each one waits for, compressed rows.
-    rows: offsets and indices of the operations that each rank takes part in. port: zbench.simulator.hops.ports.
-    sent: int64 [1 + num_classes, num_ranks], bytes that each rank sends, by `where`; received: likewise. until_sent: a
-        rank goes on when what it sends has arrived (Plan.until_sent).
+    port: zbench.simulator.hops.ports. across: int64 [2, num_nics], bytes that each NIC sends, and receives.
+    until_sent: a rank goes on when what it sends has arrived (Plan.until_sent).
     """
 
     src: Column
@@ -78,15 +78,12 @@ class Direct:
     collective: Column
     offsets: Column
     producers: Column
-    rows: tuple[Ints, NDArray[np.int32]]
     port: Ints
-    sent: Ints
-    received: Ints
+    across: Ints
     until_sent: bool = False
 
-    def run(self, ready: Floats, free: Free) -> tuple[Floats, Floats]:
-        """Plays the list: returns (seconds at which each operation starts; at which each rank has all it attended and
-        all sent to it).
+    def run(self, ready: Floats, free: Free) -> Floats:
+        """Plays the list: returns the seconds at which each rank has all it attended and all sent to it.
 
         ready: [num_ranks], before which a rank starts nothing. free: when queues and links are; changed in place.
         """
@@ -97,17 +94,11 @@ class Direct:
         _run(self._rows_of_ops, links, ready, start, ended, free.queues, free.links, history)
         if self.until_sent:
             np.maximum.at(ended, self.src, start + self.busy + self.latency[self.where])
-        return start, ended
+        return ended
 
     @property
     def _rows_of_ops(self) -> DirectRows:
         return DirectRows(self.src, self.dst, self.where, self.busy, self.collective, self.offsets, self.producers)
-
-    def occupancy(self, start: Floats, modules: tuple[Floats, Floats, Floats]) -> tuple[Floats, Floats, Floats, Floats]:
-        """Returns what zbench.simulator.estimate.layers.occupancy does; modules: its Modules."""
-        out = np.zeros((4, len(self.rows[0]) - 1))
-        occupied(self.rows, self._rows_of_ops, start, modules, 2 * len(self.port), out)
-        return out[0], out[1], out[2], out[3]
 
 
 def direct(plan: Plan, ops: Ops, waits: tuple[Column, Column], cost: Cost, backward: bool) -> Direct:
@@ -117,7 +108,7 @@ def direct(plan: Plan, ops: Ops, waits: tuple[Column, Column], cost: Cost, backw
     where = places(ops, cluster)
     channels = np.array([1, *(link.channels for link in cluster.links)])
     busy = np.empty(len(ops))
-    sent, received = np.zeros((2, 1 + len(cluster.links), cluster.num_ranks), np.int64)
+    across = np.zeros((2, cluster.num_nics), np.int64)
     for begin, part, known in _attended(plan, ops):
         here = slice(begin, begin + len(part))
         size = cost.message_bytes(plan, part)
@@ -125,9 +116,10 @@ def direct(plan: Plan, ops: Ops, waits: tuple[Column, Column], cost: Cost, backw
         busy[here] *= np.where(part.collective, 1, channels[where[here]])  # one channel is so much slower than all
         attend, amount = work(plan, part)
         busy[begin + attend] = cost.attend_seconds(plan, part, attend, amount, backward, known)
-        _count(part.src, part.dst, where[here], size, sent, received)
+        far = where[here] == 1 + NIC
+        for counted, rank in zip(across, (part.src, part.dst), strict=True):
+            np.add.at(counted, cluster.nic_of[rank[far]], size[far])
     latency = np.array([0.0, *(link.latency for link in cluster.links)])
-    rows = by_rank(ops.kind == ATTEND, ops.src, ops.dst, cluster.num_ranks)
     return Direct(
         ops.src,
         ops.dst,
@@ -138,10 +130,8 @@ def direct(plan: Plan, ops: Ops, waits: tuple[Column, Column], cost: Cost, backw
         ops.collective,
         offsets,
         producers,
-        rows,
         ports(cluster),
-        sent,
-        received,
+        across,
         plan.until_sent,
     )
 
@@ -196,13 +186,6 @@ def _alone(kind, src, dst, via, node, nic, user):  # type: ignore[no-untyped-def
                     return False
                 user[link] = rank
     return True
-
-
-@nb.njit(**ENTERED)
-def _count(src, dst, where, size, sent, received):  # type: ignore[no-untyped-def]
-    for i in range(len(src)):
-        sent[where[i], src[i]] += size[i]
-        received[where[i], dst[i]] += size[i]
 
 
 @nb.njit(**ENTERED)

@@ -18,7 +18,7 @@ from zbench.plans.plan import Plan
 from zbench.runtime.kernels.cuda import Flash, TorchFlash
 from zbench.runtime.program.compiler import Compiler
 from zbench.runtime.program.program import HOME, Program, Relay, Send
-from zbench.simulator.estimate.totals import Totals
+from zbench.simulated.executor import Simulated
 from zbench.systems.ring import Ring
 from zbench.systems.ulysses import Ulysses
 
@@ -112,20 +112,19 @@ def test_an_all_to_all_is_received_where_the_kernel_reads_it(uneven: Cost) -> No
 
 
 def test_a_paced_attend_knows_what_of_its_seconds_is_repacking(uneven: Cost) -> None:
-    """All attends of a rank together: what the simulator books as communication."""
+    """All attends of a rank together: what a simulated step tells apart."""
     cost = replace(uneven, cluster=replace(uneven.cluster, num_nodes=1, gpus_per_node=3, nics_per_node=1))
     batch = Batch(np.array([30, 12, 3]), 0, 0)
     for system, repacks in ((Ulysses, True), (Ring, False)):
         (plan,) = system(cost).plan(batch)
-        moved = Totals.zero(3, 1)
-        moved.repack(plan, cost)
+        moved = Simulated(cost).step(batch, (plan,)).seconds_for.get("repacking", [0.0] * 3)
         for rank in range(3):
             both = Compiler(plan, rank, cost, lambda rows: rows, cut, is_paced=True).compile()
             attends = [step for program in both for step in program.attends]
             assert all(0 <= step.repacking < step.seconds for step in attends)
             assert any(step.repacking > 0 for step in attends) == repacks
             total = cost.layers * sum(step.repacking for step in attends)
-            assert total == pytest.approx(moved.communication[rank], rel=1e-12)
+            assert total == pytest.approx(moved[rank], rel=1e-12)
 
 
 @pytest.mark.parametrize("which", VARIANTS, ids=str)

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import zbench
+from tests.helpers.arithmetic import arithmetic
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.cost.matmul import matmul_seconds
 from zbench.planned.step import StepPlans
-from zbench.simulator.estimate.step import StepEstimate
 from zbench.simulator.steps.computes.seconds import compute_seconds
 from zbench.simulator.steps.computes.sizes import Sizes
 from zbench.simulator.steps.play import play_step
@@ -78,7 +78,7 @@ def test_without_shapes_a_layers_arithmetic_holds() -> None:
     _, shaped = planned(True)
     step = whole_step(found.model, found.plans, DEGREE, "1")
     plain, whole = (play_step(step, found.plans, cost.gpus).busy["compute"] for cost in (flat, shaped))
-    linear = np.array(StepEstimate(flat).step(found.batch, found.plans).linear_seconds)
+    _, linear = arithmetic(found.plans, flat)
     assert plain.max() == pytest.approx(linear.max(), rel=1e-6)
     assert (whole >= plain).all()
     assert whole.max() > 1.01 * plain.max()

@@ -7,7 +7,7 @@ import zbench
 from tests.simulator.steps.test_play import LENGTHS, attention_alone
 from zbench.cost.job import make_cost
 from zbench.simulator.attention import programs
-from zbench.simulator.estimate.layers import ClockState, Layers
+from zbench.simulator.clock import Free, run_hops
 from zbench.simulator.steps.expand import BYTES, OP, RANK
 from zbench.simulator.steps.play import play_layers, play_step
 from zbench.step.operations import COMPUTE, QUEUES
@@ -23,7 +23,7 @@ def test_attention_alone_waits_as_it_does_as_a_plan(keys: dict[str, str], name: 
     """To the last bits of a sum: seconds of messages are added in the same order."""
     found = zbench.plan(LENGTHS, cluster="a800_2x8", model="llama_3b", system="ring", **keys)
     cost, (plan,) = make_cost(found.cluster, found.model), found.plans
-    timeline = Layers(programs(plan, cost)[backward], np.zeros(16), 1).one(ClockState.zero(cost.cluster))
+    timeline = run_hops(programs(plan, cost)[backward], np.zeros(16), Free.zero(cost.cluster))
     step = attention_alone(whole_step(found.model, found.plans, 1, "none"), name)
     assert play_step(step, found.plans, cost).seconds == pytest.approx(timeline.done.max(), rel=1e-12)
 

@@ -7,16 +7,18 @@ import numpy as np
 import pytest
 
 import zbench
-from zbench.cost.collective import GRADIENT_BYTES, Collectives
+from tests.helpers.arithmetic import arithmetic
+from zbench.cost import gathers
+from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.cost.memory.peak import peak_bytes
 from zbench.describe.overlap import BACKWARD, StepOverlap
 from zbench.planned.step import StepPlans
 from zbench.simulator.attention import playable, programs
-from zbench.simulator.estimate.layers import ClockState, Layers
+from zbench.simulator.clock import Free, run_hops
+from zbench.simulator.estimate.carried import nic_bytes
 from zbench.simulator.estimate.step import StepEstimate
-from zbench.simulator.estimate.totals import Carried
 from zbench.simulator.steps import play
 from zbench.simulator.steps.expand import CLASS, OP
 from zbench.simulator.steps.play import play_layers, play_step
@@ -52,8 +54,7 @@ def test_attention_alone_takes_what_it_takes_as_a_plan(system: str, name: str, b
     """To the last bits of a sum: seconds of messages are added in the same order."""
     found, cost = planned(system)
     (plan,) = found.plans
-    state = ClockState.zero(cost.cluster)
-    timeline = Layers(programs(plan, cost)[backward], np.zeros(16), 1).one(state)
+    timeline = run_hops(programs(plan, cost)[backward], np.zeros(16), Free.zero(cost.cluster))
     step = attention_alone(whole_step(found.model, found.plans, 1, "none"), name)
     played = play_step(step, found.plans, cost)
     assert played.seconds == pytest.approx(timeline.done.max(), rel=1e-12)
@@ -78,11 +79,12 @@ def test_without_links_a_step_takes_what_it_takes_as_arithmetic(system: str, zer
     prove_step(step)
     played = play_step(step, found.plans, free)
     assert played.settled
-    attention = StepEstimate(free).step(found.batch, found.plans)
-    assert played.seconds == pytest.approx(attention.seconds, rel=1e-3)
-    linear = np.array(attention.linear_seconds) + free.optimizer_seconds()
-    assert played.busy["compute"] + played.busy["optimizer"] == pytest.approx(linear, rel=1e-2)
-    assert played.busy["attend"] == pytest.approx(np.array(attention.attention_seconds), rel=1e-9)
+    assert played.seconds == pytest.approx(StepEstimate(free).seconds(found.plans), rel=1e-3)
+    attention, linear = arithmetic(found.plans, free)
+    assert played.busy["compute"] + played.busy["optimizer"] == pytest.approx(
+        linear + free.optimizer_seconds(), rel=1e-2
+    )
+    assert played.busy["attend"] == pytest.approx(attention, rel=1e-9)
 
 
 @pytest.mark.parametrize("window", [0, 1])
@@ -154,13 +156,14 @@ def test_bytes_are_those_of_plans_and_of_collectives(system: str) -> None:
     model = replace(found.model, sharding="zero3")
     of = make_cost(cost.cluster, model)
     played = play_step(whole_step(model, found.plans, 1, "3"), found.plans, of)
-    wanted = sum(Carried.of(part, of).tx for plan in found.plans for part in playable(plan, of))
+    wanted = sum(nic_bytes(part, of)[0] for plan in found.plans for part in playable(plan, of))
     assert (played.nic_tx["attention"] == wanted).all()
     assert played.nic_tx["attention"].any() or system == "zeppelin"
-    both = Collectives.of(of)
+    size = float(model.total_params)
+    gathered, reduced = (gathers.nic_bytes(of, one * size) for one in (model.element_bytes, GRADIENT_BYTES))
     tables = 2 * model.head_params * model.element_bytes * 1 / 2 / 4
-    assert played.nic_tx["parameters"] == pytest.approx(2 * both.gather_bytes - tables, rel=1e-5)
-    assert played.nic_tx["gradients"] == pytest.approx(both.reduce_bytes, rel=1e-5)
+    assert played.nic_tx["parameters"] == pytest.approx(np.full(8, 2 * gathered - tables), rel=1e-5)
+    assert played.nic_tx["gradients"] == pytest.approx(np.full(8, reduced), rel=1e-5)
 
 
 def test_memory_is_what_arithmetic_says_and_what_it_leaves_out() -> None:

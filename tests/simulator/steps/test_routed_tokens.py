@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import zbench
+from tests.helpers.arithmetic import arithmetic
 from tests.helpers.steps import EXPERTS, plan_of, plan_of_blocks
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
@@ -14,7 +15,6 @@ from zbench.describe.curve import Curve
 from zbench.describe.expert_schedule import DRAWN, TOKEN_CHOICE
 from zbench.planned.step import StepPlans
 from zbench.plans.plan import Plan
-from zbench.simulator.estimate.step import StepEstimate
 from zbench.simulator.steps.computes.seconds import compute_seconds
 from zbench.simulator.steps.computes.sizes import Sizes
 from zbench.simulator.steps.play import play_step
@@ -53,8 +53,7 @@ def test_matmuls_of_all_gpus_are_those_of_active_experts(degree: int, skew: floa
     found, cost = planned()
     step = whole_step(found.model, found.plans, 1, "none", experts=ExpertParallel(degree, 0, skew))
     played = play_step(step, found.plans, cost)
-    attention = StepEstimate(cost).step(found.batch, found.plans)
-    linear = np.array(attention.linear_seconds)
+    _, linear = arithmetic(found.plans, cost)
     assert played.busy["compute"].sum() == pytest.approx(linear.sum(), rel=1e-9)
     assert np.ptp(played.busy["compute"]) > (np.ptp(linear) + 1e-3 if degree > 1 else 0)
 

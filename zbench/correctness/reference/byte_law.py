@@ -6,7 +6,7 @@ routed over n lanes is cut into n shares: share i ends at byte (i + 1) size / n,
 that is tied to the lane's NIC, inside the node unless the source is tied to it itself, from there to that NIC's
 counterpart in the other node, and on to the destination.
 
-It shares no code with what charges a plan's bytes (zbench.simulator.hops, zbench.simulator.estimate.totals,
+It shares no code with what charges a plan's bytes (zbench.simulator.hops, zbench.simulator.estimate.carried,
 zbench.describe.model.message_bytes).
 """
 

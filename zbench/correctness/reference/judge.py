@@ -14,6 +14,7 @@ import numpy as np
 from zbench.correctness.reference.byte_law import Bytes, layer_traffic, step_traffic
 from zbench.correctness.reference.interpreter import Broken, Results, Tensors, dense_attention, execute
 from zbench.correctness.reference.plain_rules import check_plan, check_sequences
+from zbench.correctness.step_check import has_whole_step, step_faults
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.model import Model
@@ -21,9 +22,11 @@ from zbench.plans.plan import Plan
 from zbench.proof.verify import PlanError, verify_step
 from zbench.runtime.program.compiler import Compiler
 from zbench.runtime.program.phases import with_message_batches
+from zbench.simulated.executor import Simulated
 from zbench.simulator.attention import programs
-from zbench.simulator.estimate.step import StepEstimate, estimated_seconds
 from zbench.simulator.hops import Hops
+from zbench.simulator.steps.play import play_step
+from zbench.step.passes.own_plans import plans_of_layouts
 
 TOLERANCE = 1e-9  # relative; what is right is within 1e-12 (tests/plans/test_exact.py), a missing token far outside
 Plans = tuple[Plan, ...]
@@ -111,32 +114,46 @@ def _dense(lengths: tuple[int, ...], model: Model) -> tuple[Tensors, Results]:
 
 
 def _running(batch: Batch, plans: Plans, cost: Cost) -> str:
-    """Simulates the plans and compiles them for every rank; returns what goes wrong, "" if nothing."""
+    """Simulates the plans' whole step and compiles them for every rank; returns what goes wrong, "" if nothing."""
     try:
-        if cost.pp > 1 or plans[0].pipelines is not None:  # of which planners know the seconds alone
-            return "" if np.isfinite(estimated_seconds(plans, cost)) else "the simulator has no seconds for it"
-        result = StepEstimate(cost).step(batch, plans)
-        least = result.ceiling_seconds or result.bound_seconds
-        if not np.isfinite(result.seconds) or result.seconds < least * (1 - 1e-9):
-            return f"the simulator says {result.seconds} s, and nothing is faster than {least} s"
+        if has_whole_step(plans, cost) and (fault := _played_fault(batch, plans, cost)):
+            return fault
+        if plans[0].pipelines is not None:
+            return ""
         law, charged = step_traffic(plans, cost), charged_bytes(plans, cost)
         for name in Bytes.__dataclass_fields__:
             if (getattr(law, name) != getattr(charged, name)).any():
                 return f"the simulator charges {name} {getattr(charged, name)}, by the law it is {getattr(law, name)}"
-        shared = [
-            np.array(given) - own
-            for given, own in ((result.nic_tx_bytes, law.nic_tx), (result.nic_rx_bytes, law.nic_rx))
-        ]
-        if len(set(np.concatenate(shared).tolist())) > 1:  # of parameters and gradients every NIC has an equal share
-            return f"a step's NIC bytes are not those of its transfers and an even share: they differ by {shared}"
-        if result.nvlink_bytes != law.inside_tx.sum():
-            return f"the simulator charges {result.nvlink_bytes} bytes in nodes, by the law it is {law.inside_tx.sum()}"
         for plan in plans:
             for rank in range(cost.cluster.num_ranks):
                 compiler = Compiler(plan, rank, cost, index=lambda rows: rows, cut=lambda *_: None)
                 with_message_batches(plan, cost, compiler.compile())
     except Exception as error:  # whatever it is, the verifier has let it through
         return f"what runs plans fails: {_told(error)}"
+    return ""
+
+
+def _played_fault(batch: Batch, plans: Plans, cost: Cost) -> str:
+    """Plays the whole step of plans, and returns what is wrong with its account of seconds, bytes and memory."""
+    executor = Simulated(cost)
+    step = executor.built(batch, plans)
+    played = play_step(step, plans_of_layouts(plans), cost.gpus)
+    result = executor.result(batch, plans, played, executor.ceiling_seconds(batch, plans[0].pipelines is not None))
+    for fault in step_faults(result, cost):
+        return fault
+    if plans[0].pipelines is not None:
+        return ""
+    law = step_traffic(plans, cost)
+    for name, told, by_law in (
+        ("NICs send", played.nic_tx["attention"], law.nic_tx),
+        ("NICs receive", played.nic_rx["attention"], law.nic_rx),
+        ("ports inside nodes send", played.inside["attention"], law.inside_tx.sum()),
+    ):
+        if np.any(told != by_law):
+            return f"of attention's bytes {name} {told}, by the law it is {by_law}"
+    shared = [sum(size for name, size in by.items() if name != "attention") for by in (played.nic_tx, played.nic_rx)]
+    if len(set(np.concatenate(shared).tolist())) > 1:
+        return f"of parameters and gradients NICs have other shares than each other: {shared}"
     return ""
 
 

@@ -165,9 +165,13 @@ class PlanParts:
 
     @cached_property
     def head_cuts(self) -> Ints:
-        """The heads at which a slice is cut, from 0 to the number of the plan's heads."""
+        """The heads at which a slice is cut, from 0 to the number of the plan's heads: where slices of a GPU and ranges
+        of the plan end, and in those that have some heads of a kv head, and others, where that ends. So whoever reads
+        some heads of a kv head is sent no other one."""
         slices = self.plan.num_heads // self.slices_of_gpu * np.arange(self.slices_of_gpu + 1)
-        return np.unique(np.concatenate([slices, head_edges(self.plan)])).astype(np.int64)
+        cuts, per_kv = np.unique(np.concatenate([slices, head_edges(self.plan)])), self._per_kv
+        whole = np.stack([-(-cuts[:-1] // per_kv), cuts[1:] // per_kv]) * per_kv
+        return np.unique(np.concatenate([cuts, whole[(whole > cuts[:-1]) & (whole < cuts[1:])]])).astype(np.int64)
 
     @cached_property
     def kv_of_head(self) -> Ints:
