@@ -158,7 +158,11 @@ class Nodewise:
         )
         attention = attention_seconds(lengths, self.cost)
         waits = waiting(self.cost, lengths, *(self.cost.whole_seconds(lengths, way) for way in (False, True)))
-        return Task(Sequences(lengths, attention), Sequences(lengths, attention + waits), seqs, rates, nodes, settings)
+        sequences, placed = (Sequences(lengths, one) for one in (attention, attention + waits))
+        longest = int(lengths.argmax())  # which is cut first, and waits for its copies wherever its tokens are
+        more = float((placed.attention - attention)[longest] / lengths[longest])
+        nodes = nodes._replace(token=nodes.token._replace(query=nodes.token.query + more))
+        return Task(sequences, placed, seqs, rates, nodes, settings)
 
     # 1. Across nodes: which nodes a sequence is on.
     def _place(self, task: Task) -> tuple[list[Placement], list[Placement]]:
