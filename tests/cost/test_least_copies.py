@@ -127,6 +127,16 @@ def test_cpus_begin_when_gradients_come() -> None:
         assert bound > 0.9 * Simulated(cost).step(BATCH, LocalPacking(cost).plan(BATCH)).seconds
 
 
+@pytest.mark.parametrize("layers", [1, 7])
+def test_after_the_backward_is_after_that_of_layers_on_hosts(layers: int) -> None:
+    """Of the last layers, whose gradients come first: CPUs do not wait for those of layers before."""
+    of = {"num_layers": 14, "vocab": 1000, "offload": "optimizer", "sharding": "zero2"}
+    cost = on(1e12, 1e8, {**of, "host_updates": "after_backward", "optimizer_layers": layers})
+    found = Simulated(cost).step(BATCH, LocalPacking(cost).plan(BATCH))
+    in_order(found)
+    assert found.bound_seconds > 0.9 * found.seconds
+
+
 def test_nothing_is_copied_where_nothing_is_on_hosts_or_it_is_open() -> None:
     for of in ({}, {"offload": "activations", "offload_layers": "auto"}):
         assert least_copy_seconds(1000, hosted(num_layers=4, **of), False, True) == 0.0

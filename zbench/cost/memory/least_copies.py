@@ -26,17 +26,18 @@ def least_copy_seconds(tokens: int, cost: Cost, of_any_degrees: bool, of_steps: 
     nor, where nothing else is there, for what was updated.
     """
     model, cluster = cost.gpus.model, cost.gpus.cluster
-    waits = model.uses_hosts if of_steps else model.layers_on_hosts or model.parameters_on_hosts > 0
+    some = model.layers_on_hosts and model.offload_layers != FEWEST  # where none is needed nothing is waited for
+    waits = model.uses_hosts if of_steps else some or model.parameters_on_hosts > 0
     if cluster.host is None or not waits:
         return 0.0
     kept = tokens * _token_bytes(cost, of_any_degrees)
     resting = 0 if model.parameter_layers == CHOSEN else model.parameters_on_hosts
     updated = 0 if model.optimizer_layers == CHOSEN else model.layers_updated_on_hosts
-    again = max(resting + updated - model.num_layers, 0)  # these are where they rest when they were updated
+    both = max(resting + updated - model.num_layers, 0)  # these are where they rest when they were updated
     if model.dense_layers:
-        resting = updated = again = 0
-    layer = float(model.layer_params)
-    brought = (2 * resting + updated - again) * layer * model.element_bytes
+        resting = updated = both = 0
+    layer, on_gpus = float(model.layer_params), (resting - both) * of_steps  # which are brought once more for that
+    brought = (2 * resting + updated - both + on_gpus) * layer * model.element_bytes
     sent = updated * layer * GRADIENT_BYTES * of_steps
     most = max(2 * kept, kept + brought, kept + sent)
     return most / cluster.num_ranks / cluster.links[cluster.host].rate

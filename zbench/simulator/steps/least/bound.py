@@ -32,16 +32,17 @@ def step_bound_seconds(batch: Batch, cost: Cost, rows: float = 1.0) -> float:
 
 def host_update_seconds(cost: Cost, forward: float, computing: float) -> float:
     """Returns the seconds of a step in which CPUs update what they have at least, the mean over nodes, and what a
-    node's GPUs do before that: all they compute where CPUs begin after the backward, their forwards where gradients
-    come as they are complete, as these are of the last micro-batch; nothing where gradients are of the step before, or
-    are not those of all GPUs. cost: of GPUs; forward, computing: the mean over these."""
+    node's GPUs do before that: their forwards, as gradients are of the last micro-batch, and where CPUs begin after the
+    backward that of the layers with state on hosts; nothing where gradients are of the step before, or are not those of
+    all GPUs. cost: of GPUs; forward, computing: the mean over these."""
     model, cluster = cost.model, cost.cluster
     if cluster.host_adam_bandwidth is None or model.optimizer_layers == CHOSEN:
         return 0.0
     cpus = OPTIMIZER_BYTES * model.params_updated_on_hosts / cluster.num_nodes / cluster.host_adam_bandwidth
     if not cpus or model.num_experts > 1 or model.host_updates == ACROSS_STEPS:
         return cpus
-    return cpus + (forward if model.host_updates == AS_GRADIENTS_COME else computing)
+    share = 0.0 if model.host_updates == AS_GRADIENTS_COME else model.layers_updated_on_hosts / model.num_layers
+    return cpus + forward + share * (computing - forward)
 
 
 def token_seconds(work: StepWork, layers: int) -> float:
