@@ -15,7 +15,7 @@ from tests.simulator.steps.least.test_ceiling import SYSTEMS, in_order
 from zbench.cost.bound import bound_seconds
 from zbench.cost.cost import OPTIMIZER_BYTES, Cost
 from zbench.cost.job import cost_like, make_cost
-from zbench.cost.memory.least_copies import least_copy_seconds
+from zbench.cost.least_copies import least_copy_seconds
 from zbench.describe.batch import Batch
 from zbench.describe.model import Model
 from zbench.simulated.executor import Simulated

@@ -5,7 +5,7 @@ the tokens, attention of whole sequences (cutting one only adds tiles and launch
 the head, and the optimizer. Never less than what cannot be divided: a token is on one rank, or on those of a
 pipeline, layer after layer. With stages (zbench.cost.stacks) it is the work of the last one, which has the head; that
 it begins late is left out, as a micro-batch may be as small as a token. Nor less than a link to a host has copies
-(zbench.cost.memory.least_copies).
+(zbench.cost.least_copies).
 
 The ceiling knows gathers of parameters and reductions of gradients too (zbench.cost.collective), which no plan can do
 without: what of them no layer can hide. Attention sends nothing in it. results/docs/ceiling.md has the proof.
@@ -17,7 +17,7 @@ import numpy as np
 
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
-from zbench.cost.memory.least_copies import least_copy_seconds
+from zbench.cost.least_copies import least_copy_seconds
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.plans.area import Work

@@ -83,7 +83,7 @@ class Cost:
 
     @property
     def not_waiting(self) -> "Cost":
-        """The same cost model, of GPUs and of groups, in which nothing waits for copies to and from host memory."""
+        """This cost model, of GPUs and of groups, where nothing waits for copies to and from host memory."""
         single = None if self.single is None else self.single.not_waiting
         return replace(self, waits_for_hosts=False, single=single)
 

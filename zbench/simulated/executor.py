@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.cost.memory.least_copies import least_copy_seconds
+from zbench.cost.least_copies import least_copy_seconds
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap

@@ -12,7 +12,7 @@ are sent to experts, what planners' own pipelines may keep on GPUs.
 
 from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
-from zbench.cost.memory.layer_bytes import layer_kept_bytes
+from zbench.cost.recompute import kept_activation_bytes, layer_activation_bytes
 from zbench.describe.checks import CHOSEN, FEWEST
 from zbench.describe.model import Model
 
@@ -49,8 +49,8 @@ def _token_bytes(cost: Cost, of_any_degrees: bool) -> float:
     share = model.offload_tokens
     if not model.layers_on_hosts or FEWEST in (model.offload_layers, share):
         return 0.0
-    kept, kept_again = layer_kept_bytes(cost.gpus, 1)
-    if model.num_experts > 1:  # rows depend on routing, and dense first layers keep less
+    kept, kept_again = float(layer_activation_bytes(model)), float(kept_activation_bytes(model))
+    if model.num_experts > 1 or not model.activations_on_hosts:  # rows depend on routing; dense first layers keep less
         kept = kept_again = float(model.element_bytes * model.hidden)
     if of_any_degrees:
         found = _least_layers(model) * (min(kept, kept_again) if model.recomputed_layers else kept)
