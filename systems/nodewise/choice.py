@@ -46,7 +46,7 @@ def least_keys(task: Task, found: list[Placement], played: list[Layout]) -> Layo
     """
     if task.nodes.num_nodes == 1 or task.nodes.one_peer == 1 or not found:
         return None
-    first = by_narrow_nics(found, task.sequences, task.nodes)[:LOOKED_CAREFUL]
+    first = by_narrow_nics(found, task.placed, task.nodes)[:LOOKED_CAREFUL]
     best = min((task.layout(one) for one in first), key=lambda one: one.seconds)
     is_new = all(abs(best.seconds / one.seconds - 1) > 1e-9 for one in played)
     return best if is_new and best.seconds < TIE * min(one.seconds for one in played) else None

@@ -20,6 +20,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.cost.memory.host_copies import waiting
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.passes import reverse
@@ -155,13 +156,19 @@ class Nodewise:
         settings = NodeSettings(
             ranks, self.cost.model.num_heads, room, self.head_chunks, self.sequence_groups, self.homes_where_lacking
         )
-        return Task(Sequences(lengths, attention_seconds(lengths, self.cost)), seqs, rates, nodes, settings)
+        attention = attention_seconds(lengths, self.cost)
+        waits = waiting(self.cost, lengths, *(self.cost.whole_seconds(lengths, way) for way in (False, True)))
+        sequences, placed = (Sequences(lengths, one) for one in (attention, attention + waits))
+        longest = int(lengths.argmax())  # which is cut first, and waits for its copies wherever its tokens are
+        more = float((placed.attention - attention)[longest] / lengths[longest])
+        nodes = nodes._replace(token=nodes.token._replace(query=nodes.token.query + more))
+        return Task(sequences, placed, seqs, rates, nodes, settings)
 
     # 1. Across nodes: which nodes a sequence is on.
     def _place(self, task: Task) -> tuple[list[Placement], list[Placement]]:
         """Placements with even nodes, and where NICs are full those with uneven ones; the best estimates first."""
         kinds = Kinds(self.fewest_nodes, self.fill_with_beginnings, self.place_cut_first, self.share_heads_across_nodes)
-        given = task.sequences, task.nodes
+        given = task.placed, task.nodes
         even = placements(*given, kinds.even(task.work, task.nodes, self.cost.model.num_heads))
         nics_are_full = even and even[0].seconds > even[0].estimate.layer
         uneven = (
@@ -213,7 +220,7 @@ class Nodewise:
 
         def moved(best: Trial, alike: bool) -> tuple[Layout, bool] | None:
             busy = best.busy(self.cost).reshape(task.nodes.num_nodes, -1).mean(axis=1)
-            placed = even_out(best.layout.placement, task.sequences, task.nodes, busy, alike, self.move_sequences)
+            placed = even_out(best.layout.placement, task.placed, task.nodes, busy, alike, self.move_sequences)
             return None if placed is None else (task.layout(placed), best.pairs)
 
         changes: list[Change] = [partial(_instead, other) for other in others]

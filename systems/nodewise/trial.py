@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.cost.memory.host_copies import plan_copies
 from zbench.describe.arrays import Floats
 from zbench.plans.plan import Ints, Plan
 from zbench.simulator.attention import Programs, programs
@@ -24,9 +25,14 @@ def seconds_of(plan: Plan, parts: Programs, cost: Cost) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """Holds the sequences of a micro-batch, which of the batch's they are (seqs), and what they are placed on."""
+    """Holds the sequences of a micro-batch, which of the batch's they are (seqs), and what they are placed on.
+
+    placed: the sequences as placements weigh them, with what each waits for copies to and from host memory where it is
+    whole (zbench.cost.memory.host_copies); the same where nothing is there.
+    """
 
     sequences: Sequences
+    placed: Sequences
     seqs: Ints
     rates: Rates
     nodes: Nodes
@@ -35,7 +41,7 @@ class Task:
     @property
     def work(self) -> Floats:
         """Returns the seconds that every sequence takes, whole, float64 [n]."""
-        return self.sequences.work(self.rates.token.linear)
+        return self.placed.work(self.rates.token.linear)
 
     def layout(self, placed: Placement) -> Layout:
         """Looks into the nodes of a placement."""
@@ -71,14 +77,17 @@ class Trial:
         return len(self.plan.forward) + len(self.plan.backward)
 
     def busy(self, cost: Cost) -> Floats:
-        """Returns the seconds that every rank computes in a layer as it was played, without recomputation:
-        float64 [num_ranks].
+        """Returns the seconds that every rank computes in a layer as it was played, without recomputation, or waits for
+        its copies to and from host memory: float64 [num_ranks].
         """
-        seconds = 3 * cost.linear_seconds(self.plan.tokens_per_rank)
-        for part in self.parts:
+        linear = cost.linear_seconds(self.plan.tokens_per_rank)
+        seconds, waits = 3 * linear, np.zeros(len(linear))
+        for times, part, copies in zip((1, 2), self.parts, plan_copies(self.plan, cost), strict=True):
             attends = part.hops.link_a < 0
-            seconds += np.bincount(part.hops.rank[attends], part.busy[attends], len(seconds))
-        return seconds
+            attention = np.bincount(part.hops.rank[attends], part.busy[attends], len(seconds))
+            seconds += attention
+            waits += 0.0 if copies is None else copies.waited(times * linear + attention)
+        return np.asarray(seconds + waits, np.float64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,9 @@ from itertools import islice
 from math import inf
 
 from zbench.cost.cost import Cost
-from zbench.describe.model import NONE, Model
+from zbench.describe.checks import FEWEST
+from zbench.describe.model import Model
+from zbench.describe.pipeline.staged_layers import ALL_LAYERS
 from zbench.interfaces.study import Choice, Sample, Study
 from zbench.simulated.compared import ComparedSteps
 from zbench.systems.common.mesh_groups import METHODS
@@ -119,10 +121,17 @@ def check_by_layer(study: Study) -> None:
             "sync=every_step and job=training, and with others system.search takes uniform"
         )
     study.model.check_alike("system.search is layers, whose costs are those of layers of one kind")
-    if study.model.uses_hosts:
+    model = study.model
+    if model.layers_on_hosts and not model.activations_on_hosts:
         raise ValueError(
-            f"system.search is layers and {study.model.told_of_hosts}; layers that differ keep all of theirs on GPUs, "
-            f"so it takes {NONE}, or system.search uniform"
+            f"system.search is layers and {model.told_of_hosts}; inputs are on hosts where all layers are recomputed, "
+            "so it takes activations, or system.search uniform"
+        )
+    if model.layers_on_hosts and FEWEST in (model.offload_layers, model.offload_tokens):
+        key = "offload_layers" if model.offload_layers == FEWEST else "offload_tokens"
+        raise ValueError(
+            f"system.search is layers and memory.{key} is {FEWEST}; how many layers are recomputed is chosen by what "
+            f"is on hosts, so it takes a number or {ALL_LAYERS}, or system.search uniform"
         )
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from zbench.cost.by_layer.stage_cuts import Cut, balanced_cut, even_cut, moved_cut, pipeline_seconds
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
+from zbench.cost.memory.host_copies import HostCopies
 from zbench.cost.memory.lines import MemoryLines
 from zbench.cost.memory.needs import memory_of_stage
 from zbench.describe.arrays import Floats
@@ -59,10 +60,11 @@ class LayerSetting:
 @dataclass(frozen=True)
 class _Work:
     """The seconds of a layer in every micro-batch of a batch, of the group that takes longest: forward and backward,
-    and again, by level; and the tokens of a GPU of that group, float64 [micro-batches] each. fullest: the most tokens
-    of a GPU."""
+    and again, by level; and the tokens of a GPU of that group, float64 [micro-batches] each. ahead: of these the
+    forward's. fullest: the most tokens of a GPU."""
 
     layer: Floats
+    ahead: Floats
     again: dict[RecomputeLevel, Floats]
     tokens: Floats
     fullest: int
@@ -133,7 +135,7 @@ class LayerSettings:
         return min((one for one in every if one), key=lambda one: one.seconds, default=None)
 
     def _of_cut(self, level: RecomputeLevel, size: int, cut: Cut) -> LayerSetting | None:
-        again = tuple(self.fewest(level, stage, count, size) for stage, count in enumerate(cut))
+        again = tuple(self.again(level, stage, count, size) for stage, count in enumerate(cut))
         if any(one is None for one in again):
             return None
         chosen = tuple(one or 0 for one in again)
@@ -147,20 +149,39 @@ class LayerSettings:
         cost, of = self._cost, self._collectives
         head = float(cost.head_seconds(work.tokens).sum())
         if len(cut) == 1:
-            layers = cut[0] * work.layer + again[0] * work.again[level]
+            layers = cut[0] * work.layer + again[0] * work.again[level] + self._waits(level, work, cut[0], again[0])
             return head + sum(map(of.micro_batch_seconds, layers.tolist()))
         count = len(work.layer)
         one, more = float(work.layer.mean()), float(work.again[level].mean())
-        each = [layers * one + some * more for layers, some in zip(cut, again, strict=True)]
+        each = [
+            layers * one + some * more + float(np.mean(self._waits(level, work, layers, some)))
+            for layers, some in zip(cut, again, strict=True)
+        ]
         return pipeline_seconds([*each[:-1], each[-1] + head / count], count)
 
     def _stage_seconds(self, level: RecomputeLevel, size: int, stage: int, count: int) -> float:
         """Returns the seconds of a micro-batch on a stage of so many layers, infinite if they do not fit."""
-        again = self.fewest(level, stage, count, size)
+        again = self.again(level, stage, count, size)
         if again is None:
             return inf
-        more = float(np.concatenate([work.again[level] for work in self._works(size)]).mean())
-        return self.weight(level, size, False)(stage, count) + again * more
+        return self.weight(level, size, False)(stage, count) + self._more(level, size, count, again)
+
+    def _more(self, level: RecomputeLevel, size: int, layers: int, again: int) -> float:
+        """Returns the seconds of a micro-batch that it takes to make so many of a stage's layers again, and to wait for
+        copies to and from hosts."""
+        works = self._works(size)
+        more = float(np.concatenate([work.again[level] for work in works]).mean())
+        waits = (np.mean(self._waits(level, work, layers, again)) for work in works)
+        return again * more + float(np.mean(list(waits)))
+
+    def _waits(self, level: RecomputeLevel, work: _Work, layers: int, again: int) -> Floats | float:
+        """Returns the seconds for which so many layers of a stage, of which so many are recomputed, wait for copies to
+        and from hosts in every micro-batch; 0.0 where nothing is there."""
+        if layers == 0 or (copies := HostCopies.of(self.levels[level], 1, layers, again)) is None:
+            return 0.0
+        back = work.layer - work.ahead + work.again[level] * (again / layers)
+        ahead = copies.of_tokens(work.tokens, False).waited(work.ahead)
+        return np.asarray(layers * (ahead + copies.of_tokens(work.tokens, True).waited(back)), np.float64)
 
     def weight(self, level: RecomputeLevel, size: int, of_bytes: bool) -> Callable[[int, int], float]:
         """Returns what a stage weighs in a balanced cut, of (stage, its layers): bytes without recomputation, or
@@ -171,6 +192,14 @@ class LayerSettings:
         tokens = np.concatenate([work.tokens for work in self._works(size)])
         head, last = float(self._cost.head_seconds(tokens).mean()), self._cost.pp - 1
         return lambda stage, count: count * layer + head * (stage == last)
+
+    def again(self, level: RecomputeLevel, stage: int, count: int, size: int) -> int | None:
+        """Returns how many of a stage's layers are recomputed: as few as have to be; where layers have something on
+        hosts the number of least seconds from there on, as less has to be copied; None if all are too few."""
+        least = self.fewest(level, stage, count, size)
+        if least is None or not self._cost.model.layers_on_hosts:
+            return least
+        return min(range(least, count + 1), key=partial(self._more, level, size, count))
 
     # -- memory -------------------------------------------------------------------------------------------
 
@@ -267,4 +296,4 @@ class LayerSettings:
                 level: (there + linear if level == "full" else one.again_seconds(tokens))[slowest]
                 for level, one in self.levels.items()
             }
-            yield _Work(layer.ravel()[slowest], again, tokens[slowest], ceil(tokens.max()))
+            yield _Work(layer.ravel()[slowest], (there + linear)[slowest], again, tokens[slowest], ceil(tokens.max()))

@@ -70,8 +70,8 @@ def words_of(counts: LayerCounts, words: list[str]) -> list[str]:
     return found
 
 
-def searched(clock: Clock, start: LayerCounts, places: list[int], layers: int) -> LayerCounts:
-    """The best of a search by the clock from some numbers on."""
+def searched(clock: Clock, start: LayerCounts, places: list[int], most: LayerCounts) -> LayerCounts:
+    """The best of a search by the clock from some numbers on. most: of each, as recomputed layers are a stage's."""
     best = start
     for stride in (8, 4, 2, 1):
         better = True
@@ -80,7 +80,7 @@ def searched(clock: Clock, start: LayerCounts, places: list[int], layers: int) -
             for place in places:
                 for move in (stride, -stride):
                     numbers = list(astuple(best))
-                    numbers[place] = min(max(numbers[place] + move, 0), layers)
+                    numbers[place] = min(max(numbers[place] + move, 0), astuple(most)[place])
                     numbers[3] = min(numbers[3], numbers[2])
                     one = LayerCounts(*numbers)
                     if clock.seconds(one) < clock.seconds(best) - 1e-9:
@@ -94,8 +94,9 @@ def main(words: list[str]) -> None:
     choice, clock = parts.layer_choice, Clock(words)
     assert choice is not None
     start, layers = choice.closed, parts.model.num_layers
-    best = searched(clock, min(start, choice.counts, key=clock.seconds), places, layers)
-    everything = replace(start, **{name: layers for at, name in enumerate(vars_of(start)) if at in places})
+    most = LayerCounts(max(parts.model.layers_of_stages), layers, layers, layers)
+    best = searched(clock, min(start, choice.counts, key=clock.seconds), places, most)
+    everything = replace(start, **{name: getattr(most, name) for at, name in enumerate(vars_of(start)) if at in places})
     print("                recomputed parameters optimizer carried   seconds  GiB")
     rows = ("closed form", start), ("planned for", choice.counts), ("by the clock", best), ("all layers", everything)
     for name, one in rows:

@@ -1,10 +1,11 @@
 """Whole steps with activations on hosts, of plans that know what they wait for beside those of planners that do not.
 
-python -m tests.bench.priced_hosts [key=value ...]   # some minutes; docs/memory.md has what came of it
+python -m tests.bench.priced_hosts [key=value ...]   # two minutes; docs/memory.md has what came of it
 
-Six systems, four workloads, two clusters, all layers on hosts and as few as fit, one batch each, simulated: seconds of
-the plans that are made without what layers wait for, and of those that are taken; the ratio, micro-batches, most layers
-on hosts, and how far the estimate that plans were chosen by is from the clock. Keys replace USUAL's.
+Six systems (or systems=a,b with ZeRO-3), four workloads, two clusters, all layers on hosts and as few as fit, one batch
+each, simulated: seconds of the plans that are made without what layers wait for, and of those that are taken; the
+ratio, micro-batches, most layers on hosts, and how far the estimate that plans were chosen by is from the clock. Keys
+replace USUAL's.
 """
 
 import sys
@@ -44,9 +45,12 @@ def played(words: list[str]) -> tuple[StepResult, StepResult, tuple[Plan, ...], 
 
 
 def main(words: list[str]) -> None:
+    named = [word.removeprefix("systems=").split(",") for word in words if word.startswith("systems=")]
+    systems = dict.fromkeys(named[0], "zero3") if named else SYSTEMS
+    words = [word for word in words if not word.startswith("systems=")]
     for layers in ("all", "auto"):
         ratios, misses = list[float](), list[float]()
-        for cluster, workload, (system, sharding) in product(CLUSTERS, WORKLOADS, SYSTEMS.items()):
+        for cluster, workload, (system, sharding) in product(CLUSTERS, WORKLOADS, systems.items()):
             own = [f"system={system}", f"sharding={sharding}", f"cluster={cluster}", f"workload={workload}"]
             old, new, before, after, reckoned = played([*USUAL, *own, f"memory.offload_layers={layers}", *words])
             ratios.append(new.seconds / old.seconds)

@@ -193,12 +193,68 @@ def test_runs_without_such_steps_are_told_in_one_sentence(why: str) -> None:
         StaticBest(cost, search="layers").choose(study_of(cost, clocks[why], why == "trains"))
 
 
-def test_what_waits_in_host_memory_and_other_words_are_refused() -> None:
-    cost = small(2, 2)
-    cluster = replace(cost.cluster, host_bandwidth=1e10, host_efficiency=1.0, host_latency=1e-5, host_memory=1e12)
+def hosting(rate: float, **of: object) -> Cost:
+    """Two GPUs with links to hosts of so many bytes a second."""
+    cost = small(1, 2)
+    cluster = replace(cost.cluster, host_bandwidth=rate, host_efficiency=1.0, host_latency=1e-5, host_memory=1e12)
     cluster = replace(cluster, host_adam_bandwidth=1e11)
-    offloading = Cost(cluster, replace(cost.model, sharding="zero1", offload="optimizer"))
-    with pytest.raises(ValueError, match=r"^system\.search is layers and memory\.offload is optimizer; layers that"):
-        StaticBest(cost, search="layers").choose(study_of(offloading, whole_steps))
+    return make_cost(cluster, replace(cost.model, num_layers=8, sharding="zero1", **of), False, True)
+
+
+def settings_on_hosts(rate: float, layers: str | int) -> LayerSettings:
+    cost = hosting(rate, offload="activations", offload_layers=layers)
+    mesh = Mesh(cost, "ring", 1, "balanced")
+    return LayerSettings.of(mesh, lambda laid: make_cost(cost.cluster, laid, False, True), [batch_of(0)], LONGEST)
+
+
+@pytest.mark.parametrize("layers", ["all", 3])
+@pytest.mark.parametrize("rate", [1e8, 1e9, 1e10, 1e13])
+def test_settings_wait_for_hosts_as_the_clock_does(rate: float, layers: str | int) -> None:
+    """Of every level and 0, 4 and 8 of 8 recomputed layers, to a tenth of a step."""
+    of = settings_on_hosts(rate, layers)
+    for level, again in product(("selective", "full"), (0, 4, 8)):
+        setting = LayerSetting(level, (8,), (again,), 4000, of.seconds(level, (8,), (again,), 4000))
+        model = setting.model(of.mesh.cost.model)
+        one = Candidate(model, Mesh(make_cost(of.mesh.cost.cluster, model, False, True), "ring", 1, "balanced", 4000))
+        clock = one.seconds([batch_of(0)], whole_steps)
+        alone = replace(model, offload="none", offload_layers="all")
+        bare = replace(one, model=alone, mesh=replace(one.mesh, cost=make_cost(of.mesh.cost.cluster, alone)))
+        reckoned = setting.seconds - settings_on_hosts(1e15, layers).seconds(level, (8,), (again,), 4000)
+        assert reckoned == pytest.approx(clock - bare.seconds([batch_of(0)], whole_steps), abs=0.1 * clock)
+
+
+def test_more_layers_are_recomputed_where_copies_take_longer_than_that() -> None:
+    """Memory has room for all layers; a slow link has not, and a fast one carries all."""
+    slow, fast = (settings_on_hosts(rate, "all") for rate in (1e9, 1e14))
+    for of, most in ((slow, 7), (fast, 0)):  # the last layer has nothing there
+        for level in ("selective", "full"):
+            found = of.setting(level, 4000)
+            assert found is not None
+            assert found.again == (most,)
+            assert found.seconds == min(of.seconds(level, (8,), (again,), 4000) for again in range(9))
+    here = settings_of(1.5, 1)
+    assert here.again("full", 0, 6, 2100) == here.fewest("full", 0, 6, 2100) == 0
+
+
+def test_layers_are_searched_with_activations_and_optimizer_on_hosts() -> None:
+    cost = hosting(1e9, offload="activations_and_optimizer")
+    have = replace(study_of(cost, whole_steps), cost_of=lambda model: make_cost(cost.cluster, model, False, True))
+    choice = StaticBest(cost, search="layers").choose(have)
+    model = replace(cost.model, **choice.model)
+    assert model.recomputed_layers > 0
+    batches = Sample.of(have).some(2)
+    found = [Candidate(one, Mesh(have.cost_of(one), **choice.keys)) for one in (model, model.keeping_all)]
+    mine, kept = (one.seconds(batches, whole_steps) for one in found)
+    assert mine < 0.9 * kept
+
+
+def test_what_else_waits_in_host_memory_and_other_words_are_refused() -> None:
+    inputs = hosting(1e10, offload="inputs", recompute="full")
+    with pytest.raises(ValueError, match=r"^system\.search is layers and memory\.offload is inputs; inputs are on "):
+        StaticBest(inputs, search="layers").choose(study_of(inputs, whole_steps))
+    for key in ("offload_layers", "offload_tokens"):
+        some = hosting(1e10, offload="activations", **{key: "auto"})
+        with pytest.raises(ValueError, match=rf"^system\.search is layers and memory\.{key} is auto; how many layers"):
+            StaticBest(some, search="layers").choose(study_of(some, whole_steps))
     with pytest.raises(ValueError, match=r"^system\.search is 'greedy'; it takes uniform or layers"):
-        StaticBest(cost, search="greedy")
+        StaticBest(inputs, search="greedy")

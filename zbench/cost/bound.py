@@ -4,7 +4,8 @@ The bound is all work, perfectly balanced, nothing ever waiting for a message: l
 the tokens, attention of whole sequences (cutting one only adds tiles and launches) spread evenly,
 the head, and the optimizer. Never less than what cannot be divided: a token is on one rank, or on those of a
 pipeline, layer after layer. With stages (zbench.cost.stacks) it is the work of the last one, which has the head; that
-it begins late is left out, as a micro-batch may be as small as a token.
+it begins late is left out, as a micro-batch may be as small as a token. Nor less than a link to a host has copies
+(zbench.cost.least_copies).
 
 The ceiling knows gathers of parameters and reductions of gradients too (zbench.cost.collective), which no plan can do
 without: what of them no layer can hide. Attention sends nothing in it. results/docs/ceiling.md has the proof.
@@ -16,6 +17,7 @@ import numpy as np
 
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
+from zbench.cost.least_copies import least_copy_seconds
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.plans.area import Work
@@ -53,7 +55,7 @@ class Least:
 
 def bound_seconds(batch: Batch, cost: Cost) -> float:
     """Returns the seconds of a step that no plan of `batch` can beat."""
-    return Least.of(batch, cost).both + cost.optimizer_seconds()
+    return max(Least.of(batch, cost).both, _copying(batch, cost, cost.pipelines)) + cost.optimizer_seconds()
 
 
 def ceiling_seconds(batch: Batch, cost: Cost, of: Collectives) -> float:
@@ -62,13 +64,18 @@ def ceiling_seconds(batch: Batch, cost: Cost, of: Collectives) -> float:
     least, gather = Least.of(batch, cost), of.gather if of.every_step else 0.0
     last = of.reduce / of.num_layers  # the first layer's gradients, which nothing is left to hide
     ahead = gather + gather / of.num_layers  # before the last layer's forward begins, and that takes so long at least
-    ends = [least.both + last]
+    ends = [least.both + last, _copying(batch, cost, pipelines)]
     if of.every_micro_batch:  # ranks meet between forward and backward
         whole = of.gather + of.reduce + least.backward / of.num_layers
         ends.append(max(least.forward, ahead) + max(least.backward + last, whole))
     else:
         ends.append(ahead + of.reduce + max(least.both - ahead, 0.0) / of.num_layers)
     return cost.optimizer_seconds() + max(ends)
+
+
+def _copying(batch: Batch, cost: Cost, pipelines: bool) -> float:
+    """Returns the seconds in which a link to a host has a step's copies at least, 0.0 where nobody waits for them."""
+    return least_copy_seconds(batch.num_tokens, cost, pipelines, False) if cost.waits_for_hosts else 0.0
 
 
 def _linear_seconds(tokens: float, passes: float, cost: Cost, head: bool = True) -> float:

@@ -82,6 +82,12 @@ class Cost:
         return replace(self, experts=experts, draw=draw, single=single)
 
     @property
+    def not_waiting(self) -> "Cost":
+        """This cost model, of GPUs and of groups, where nothing waits for copies to and from host memory."""
+        single = None if self.single is None else self.single.not_waiting
+        return replace(self, waits_for_hosts=False, single=single)
+
+    @property
     def gpus(self) -> "Cost":
         """The cost model in which a rank is a GPU."""
         return self if self.single is None else self.single

@@ -50,7 +50,8 @@ def cost_like(cost: Cost, cluster: Cluster, model: Model, pipelines: bool) -> Co
     """Makes the cost model of the same job on another machine, or with another model; arguments and errors as of
     `make_cost`."""
     of_steps = cost.even_slices, cost.expert_gpus, cost.expert_cut, cost.exchanges, cost.layers_ahead
-    return make_cost(cluster, model, pipelines, *of_steps).routed_by(cost.experts, cost.draw)
+    found = make_cost(cluster, model, pipelines, *of_steps).routed_by(cost.experts, cost.draw)
+    return found if cost.waits_for_hosts else found.not_waiting
 
 
 def _with_ranks(cluster: Cluster, model: Model) -> Model:

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any
 
 from zbench.describe.checks import (
-    CHOSEN,
     FEWEST,
     MOST,
     check_choice,
@@ -195,12 +194,6 @@ class TrainingMemory(HostUse):
             raise ValueError(
                 f"memory.parameter_layers is {self.parameter_layers} with parallel.pipeline_parallel {stages}; all "
                 "layers have to be on all GPUs, so it takes parallel.pipeline_parallel=1"
-            )
-        chosen = {"optimizer_layers": self.optimizer_layers, "carried_layers": self.carried_layers}
-        for key in (key for key, count in chosen.items() if count == CHOSEN and stages != 1):
-            raise ValueError(
-                f"memory.{key} is {CHOSEN} with parallel.pipeline_parallel {stages}; numbers of least time are known "
-                "of layers that are all on all GPUs, so it takes all or a number"
             )
         if self.parameter_layers != NOWHERE and sharding != SHARDING[-1]:
             raise ValueError(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.cost.least_copies import least_copy_seconds
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
@@ -264,7 +265,8 @@ class Simulated:
     def bound_seconds(self, batch: Batch, rows: float | None = None) -> float:
         """Returns the seconds of a step that no plan of a batch can beat. rows: of experts that have a token, over
         tokens' choices; None: as few as a plan could come to."""
-        return step_bound_seconds(batch, self._least_cost, self._fewest_rows if rows is None else rows)
+        least = step_bound_seconds(batch, self._least_cost, self._fewest_rows if rows is None else rows)
+        return max(least, least_copy_seconds(batch.num_tokens, self.cost, True, True))
 
     def ceiling_seconds(self, batch: Batch, pipelined: bool, rows: float | None = None) -> float | None:
         """Returns the seconds that no plan can beat with this strategy; None where exchanges of groups may be beside
@@ -274,7 +276,8 @@ class Simulated:
             return None
         some = self.cost if self._recomputes_some and not self.adaptive_recompute else None
         rows = self._fewest_rows if rows is None else rows
-        return step_ceiling_seconds(batch, self._least_cost, self.steps.parameters, some, rows)
+        found = step_ceiling_seconds(batch, self._least_cost, self.steps.parameters, some, rows)
+        return None if found is None else max(found, least_copy_seconds(batch.num_tokens, self.cost, False, True))
 
     @property
     def _fewest_rows(self) -> float:

@@ -2,11 +2,13 @@
 numbers open: those of which a step takes least time, of all that fit.
 
 AutoHete (arXiv 2503.01890) has three integers: the first n_c layers are recomputed, of the first n_p parameters are on
-hosts, of the last n_o optimizer state. Its closed form, derived again: a layer's forward and backward take as long as
-what they compute, or as its parameters take to come; CPUs update a layer when its gradients have come, one after
-another, and what is left of that when a GPU ends is waited for. Here the batch is even on all GPUs, memory is what
-planners reckon (zbench.cost.memory), which falls with each number, and state of layers that stay is updated on GPUs.
-Numbers are of a run, as what a step ends with is what the next one begins with.
+hosts, of the last n_o optimizer state. Its closed form is in zbench.simulator.steps.least.layer_seconds. Here the batch
+is even on all GPUs, memory is what planners reckon (zbench.cost.memory), which falls with each number, and state of
+layers that stay is updated on GPUs. Numbers are of a run, as what a step ends with is what the next one begins with.
+
+With stages layers are recomputed of each, the first ones; those on hosts are the model's last ones, whichever stages
+have them. A batch goes through in as few micro-batches as it fits with, as planners take it, and no fewer than the
+model says.
 
 The closed form knows no planner. What fits evenly may leave no room for the uneven plans of long sequences, so a run
 asks its system: with the closed form's numbers for GPUs that have 1 to 2 times an even share, and with all layers
@@ -14,21 +16,21 @@ recomputed, it plans the first batch, the steps are played, and the quickest one
 (`candidate_counts`, `quickest`).
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import ceil, inf
 from typing import Any
 
-from zbench.cost.collective import GRADIENT_BYTES
-from zbench.cost.cost import OPTIMIZER_BYTES, Cost
+from zbench.cost.cost import Cost
 from zbench.cost.memory.lines import MemoryLines
-from zbench.cost.memory.needs import least_bytes, memory_of
+from zbench.cost.memory.needs import memory_of
 from zbench.describe.batch import Batch
 from zbench.describe.checks import CHOSEN
 from zbench.describe.layers.on_hosts import ACROSS_STEPS, AS_GRADIENTS_COME, NOWHERE
 from zbench.describe.model import Model
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS
-from zbench.simulator.steps.least.work import step_work
+from zbench.simulator.steps.least.layer_seconds import LayerSeconds
 from zbench.step.passes.memory.at_hosts import HostLayers
 from zbench.step.passes.memory.host_memory import resting_bytes
 
@@ -52,11 +54,15 @@ class LayerCounts:
     optimizer: int
     carried: int = 0
 
+    def resting(self, layers: int) -> HostLayers:
+        """Returns the layers of a model of so many of which something rests on hosts."""
+        return HostLayers(layers, self.optimizer, self.parameters, self.carried)
+
     def of(self, model: Model) -> Model:
         """Returns a model with these."""
         if not self.recomputed:
             model = model.keeping_all
-        elif model.recompute != "none":
+        elif model.recompute != "none" and not isinstance(model.recompute_layers, tuple):  # a number for each stage
             model = replace(model, recompute_layers=_word(self.recomputed, min(model.layers_of_stages)))
         model = replace(model, parameter_layers=self.parameters or NOWHERE)
         if not self.optimizer:
@@ -75,88 +81,29 @@ def _word(count: int, every: int) -> int | str:
     return ALL_LAYERS if count >= every else count
 
 
-@dataclass(frozen=True, slots=True)
-class LayerSeconds:
-    """Seconds of a layer of a batch that is even on all GPUs. forward, backward: of what it computes; again: of what is
-    made again. brought: its parameters come from a host, or go back; sent: its gradients go there. on_hosts, on_gpus:
-    it is updated. head, table: CPUs update these. Of a step that updates `when` (zbench.describe.layers.on_hosts)."""
-
-    layers: int
-    forward: float
-    backward: float
-    again: float
-    brought: float
-    sent: float
-    on_hosts: float
-    on_gpus: float
-    head: float
-    table: float
-    when: str = AS_GRADIENTS_COME
-
-    @staticmethod
-    def of(cost: Cost, batch: Batch) -> "LayerSeconds":
-        """Reads them off a job's cost, with the recomputation that it has of all layers."""
-        gpus = cost.gpus
-        model, cluster = gpus.model, gpus.cluster
-        every = replace(model, recompute_layers=ALL_LAYERS)
-        plain, again = (step_work(replace(gpus, model=one), 1) for one in (every.keeping_all, every))
-        count, tokens = cluster.num_ranks, batch.num_tokens
-        (forward, backward), (_, remade) = plain.attention(batch), again.attention(batch)
-        link = (cluster.host_bandwidth or 1.0) * (cluster.host_efficiency or 1.0)
-        share = model.layer_params / count / link
-        cpus = OPTIMIZER_BYTES / cluster.num_nodes / (cluster.host_adam_bandwidth or inf)
-        return LayerSeconds(
-            model.num_layers,
-            (tokens * plain.forward.token + forward) / count,
-            (tokens * plain.backward.token + backward) / count,
-            (tokens * (again.backward.token - plain.backward.token) + remade - backward) / count,
-            model.element_bytes * share,
-            GRADIENT_BYTES * share,
-            model.layer_params * cpus,
-            model.layer_params * OPTIMIZER_BYTES / count / cluster.device.copy_bandwidth,
-            (0 if model.tied_embeddings else model.head_params) * cpus,
-            model.table_params * cpus,
-            model.host_updates,
-        )
-
-    def step(self, counts: LayerCounts) -> float:
-        """Returns the seconds of a step's layers, forward and backward, and of what is waited for at its end."""
-        resting = HostLayers(self.layers, counts.optimizer, counts.parameters, counts.carried)
-        kinds = [resting.of_layer(layer) for layer in range(self.layers)]
-        cpus = self.table if resting.outside(False).gradients else 0.0
-        ends = cpus
-        for kind in kinds:
-            if kind.gradients:
-                cpus += self.on_hosts
-                ends = max(ends, cpus + self.brought)
-            ends += max(self.forward, self.brought * kind.parameters)
-        late = self.when not in (AS_GRADIENTS_COME, ACROSS_STEPS)
-        cpus, link, waiting = max(ends, cpus) + self.head * (counts.optimizer > 0 and not late), ends, 0.0
-        for layer in reversed(range(self.layers)):
-            kind = kinds[layer]
-            ends += max(self.backward + self.again * (layer < counts.recomputed), self.brought * kind.parameters)
-            link = max(link, ends) + self.sent if kind.state else link
-            if kind.state and not kind.gradients:
-                waiting += self.on_hosts
-                cpus = cpus if late else max(cpus, link) + self.on_hosts
-        if late and counts.optimizer:
-            cpus = max(link, ends) + waiting + self.head
-        if resting.outside(False).state and not resting.outside(False).gradients:
-            cpus = max(cpus, link) + self.table
-        ends += (self.layers - counts.optimizer) * (self.on_gpus + 2 * self.brought * (counts.parameters > 0))
-        return max(ends, link, cpus + self.brought if counts.optimizer else 0.0)
-
-
 def open_keys(model: Model) -> tuple[str, ...]:
     """Returns the keys, as they are typed, whose numbers of layers are to be chosen."""
     return tuple(key for field, key in _KEYS.items() if getattr(model, field) == CHOSEN)
 
 
 def has_room(cost: Cost, batch: Batch) -> bool:
-    """Returns whether a batch, even on all GPUs, fits as one micro-batch: on GPUs, and what rests on hosts on these."""
+    """Returns whether a batch, even on all GPUs, fits as one micro-batch, or with stages in several: on GPUs, and what
+    rests on hosts on these."""
     on_hosts = resting_bytes(cost.gpus.model, cost.gpus.cluster)
-    room = cost.cluster.device.memory_bytes
-    return on_hosts <= (cost.cluster.host_memory or inf) and least_bytes(cost, batch.num_tokens) <= room
+    tokens = -(-batch.num_tokens // cost.cluster.num_ranks)
+    fits = _micro_batches(memory_of(cost), cost, batch, tokens) is not None
+    return on_hosts <= (cost.cluster.host_memory or inf) and fits
+
+
+def _micro_batches(memory: MemoryLines, cost: Cost, batch: Batch, tokens: int) -> int | None:
+    """Returns as few micro-batches as a rank has room for with so many tokens of its own of a batch, one without
+    stages; None where it has no room for its share of the longest sequence, which is in one of them."""
+    room = int(cost.cluster.device.memory_bytes)
+    if cost.pp == 1:
+        return 1 if memory.bytes(tokens) <= room else None
+    if memory.bytes(-(-int(batch.lengths.max()) // cost.cluster.num_ranks)) > room:
+        return None
+    return max(ceil(tokens / memory.tokens(room)), cost.model.micro_batches)
 
 
 def candidate_counts(cost: Cost, batch: Batch, all_or_none: bool = False) -> list[LayerCounts]:
@@ -230,34 +177,51 @@ class LayerChoices:
         recomputed is: a batch is then in micro-batches."""
         seconds, model = LayerSeconds.of(self.cost, self.batch), self.cost.model
         tokens = -(-ceil(share * self.batch.num_tokens) // self.cost.cluster.num_ranks)
-        found = [(seconds.step(one), one) for pair in _pairs(model) for one in self.fitting(tokens, pair)]
+        found = [
+            (seconds.step(one.recomputed, one.resting(model.num_layers), parts), one)
+            for pair in _pairs(model)
+            for one, parts in self.fitting(tokens, pair)
+        ]
         if not found:
             on_hosts = model.parameters_on_hosts, model.layers_updated_on_hosts, model.layers_carried
-            return LayerCounts(model.recomputed_layers, *on_hosts)
+            return LayerCounts(self._most_recomputed, *on_hosts)
         return min(found, key=lambda one: one[0])[1]
 
-    def fitting(self, tokens: int, pair: tuple[int, int]) -> Iterator[LayerCounts]:
+    def fitting(self, tokens: int, pair: tuple[int, int]) -> Iterator[tuple[LayerCounts, int]]:
         """Yields what fits of a pair, on GPUs with so many tokens and on hosts, with the fewest layers that are
-        recomputed."""
+        recomputed, and in how many micro-batches; with stages every number of layers, as more take fewer of these."""
         cost, model = self.cost, self.cost.model
         on_hosts = resting_bytes(LayerCounts(model.recomputed_layers, *pair).of(cost.gpus.model), cost.gpus.cluster)
         if on_hosts > (cost.cluster.host_memory or inf):
             return
-        low, high = -1, model.num_layers
-        if model.recompute_layers != CHOSEN:
-            low, high = model.recomputed_layers - 1, model.recomputed_layers
-        if not self._fits(LayerCounts(high, *pair), tokens):
-            return
-        if (self.all_or_none or model.dense_layers) and high - low > 1:
-            low, high = (low, 0) if self._fits(LayerCounts(0, *pair), tokens) else (high - 1, high)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._fits(LayerCounts(middle, *pair), tokens) else (middle, high)
         most = min(model.layers_carried, pair[1]) if model.host_updates == ACROSS_STEPS else 0
-        for carried in range(most + 1) if model.carried_layers == CHOSEN else [most]:
-            yield LayerCounts(high, *pair, carried)
+        carried = range(most + 1) if model.carried_layers == CHOSEN else [most]
+        for recomputed in self._recomputed(tokens, pair):
+            parts = self._parts(LayerCounts(recomputed, *pair), tokens)
+            if parts is not None:
+                yield from ((LayerCounts(recomputed, *pair, one), parts) for one in carried)
 
-    def _fits(self, counts: LayerCounts, tokens: int) -> bool:
+    def _recomputed(self, tokens: int, pair: tuple[int, int]) -> Sequence[int]:
+        """Returns the numbers of recomputed layers that are compared for a pair."""
+        model, high = self.cost.model, self._most_recomputed
+        if model.recompute_layers != CHOSEN:
+            return [high]
+        if self.all_or_none or model.dense_layers:
+            found = [0, high]
+        elif self.cost.pp > 1:
+            return range(high + 1)
+        else:
+            found = list(range(high + 1))
+        fewest = bisect_left(found, True, key=lambda one: self._parts(LayerCounts(one, *pair), tokens) is not None)
+        return found[fewest : fewest + 1]
+
+    @property
+    def _most_recomputed(self) -> int:
+        """The layers, of every stage, that are recomputed at most, of numbers that are open; else as the model says."""
+        return max(self.cost.model.with_stages(self.cost.pp).recomputed_of_stages)
+
+    def _parts(self, counts: LayerCounts, tokens: int) -> int | None:
+        """Returns in how many micro-batches a batch fits, None if in none, a rank having so many tokens of it."""
         if counts not in self.memory:
             self.memory[counts] = memory_of(replace(self.cost, model=counts.of(self.cost.model)))
-        return self.memory[counts].bytes(tokens) <= self.cost.cluster.device.memory_bytes
+        return _micro_batches(self.memory[counts], self.cost, self.batch, tokens)

@@ -63,7 +63,7 @@ def planned_on_hosts(made: Callable[[Cost], System], cost: Cost) -> System:
         tried = {f"{count}_layers": made(_with_layers(cost, count)) for count in sorted({0, half})}
     elif model.offload_tokens == FEWEST:
         tried = {"no_tokens": made(_with_layers(cost, 0)), "half_of_tokens": made(_with_half(cost))}
-    tried |= {UNPRICED: made(_unpriced(cost)), PRICED: system}
+    tried |= {UNPRICED: made(cost.not_waiting), PRICED: system}
     return BestPlans(system, tried, HostPrices(cost).best)
 
 
@@ -75,11 +75,6 @@ def _with_layers(cost: Cost, count: int) -> Cost:
 def _with_half(cost: Cost) -> Cost:
     """Returns the cost model of half of the tokens on hosts."""
     return _changed(cost, lambda one: replace(one, model=replace(one.model, offload_tokens=0.5)))
-
-
-def _unpriced(cost: Cost) -> Cost:
-    """Returns the cost model that does not wait for copies."""
-    return _changed(cost, lambda one: replace(one, waits_for_hosts=False))
 
 
 def _changed(cost: Cost, change: Callable[[Cost], Cost]) -> Cost:

@@ -60,16 +60,17 @@ class HostCopies:
     updated: float
 
     @staticmethod
-    def of(cost: Cost, tp: int = 1, layers: int | None = None) -> "HostCopies | None":
+    def of(cost: Cost, tp: int = 1, layers: int | None = None, again: int | None = None) -> "HostCopies | None":
         """Returns the copies of a job's stage, of the fewest layers; None where no layer waits for hosts, no link is
         described, or the cost model does not wait for them. tp, layers: of a stage of a pipeline that a planner
-        chooses. Layers whose number is open are as many as can be, and tokens whose share is open all."""
+        chooses; again: of its layers, how many first ones are recomputed, if not the model's share. Layers whose number
+        is open are as many as can be, and tokens whose share is open all."""
         model, link = cost.model, cost.cluster.host
         if not (model.layers_on_hosts or model.parameters_on_hosts) or not cost.waits_for_hosts or link is None:
             return None
         layers = cost.layers if layers is None else layers
         byte = 1 / cost.cluster.links[link].rate
-        again = min(model.recomputed_layers * layers // model.num_layers, layers)
+        again = min(model.recomputed_layers * layers // model.num_layers, layers) if again is None else again
         some = model.offloaded_layers(layers)
         kept, kept_again = layer_kept_bytes(cost, tp)
         if not isinstance(model.offload_tokens, str):

@@ -8,6 +8,8 @@ from dataclasses import replace
 
 from zbench.cost.cost import OPTIMIZER_BYTES, Cost
 from zbench.describe.batch import Batch
+from zbench.describe.checks import CHOSEN
+from zbench.describe.layers.on_hosts import ACROSS_STEPS, AS_GRADIENTS_COME
 from zbench.simulator.steps.least.work import StepWork, step_work
 from zbench.step.passes.parameters.zero import outer_weights, weight_elements, weights_of_kinds
 from zbench.step.tensor import FOLLOWING, LAYER, LEADING
@@ -23,7 +25,24 @@ def step_bound_seconds(batch: Batch, cost: Cost, rows: float = 1.0) -> float:
         first = step_work(replace(gpus, model=gpus.model.dense_layer), 1)
         linear += batch.num_tokens * dense * (first.forward.token + first.backward.token)
     attention = gpus.model.num_layers * sum(work.attention(batch))
-    return (linear + attention) / gpu_count + update_seconds(gpus)
+    computing = (linear + attention) / gpu_count
+    forward = gpus.model.num_layers * (batch.num_tokens * work.forward.token + work.attention(batch)[0]) / gpu_count
+    return max(computing + update_seconds(gpus), host_update_seconds(gpus, 0.0 if dense else forward, computing))
+
+
+def host_update_seconds(cost: Cost, forward: float, computing: float) -> float:
+    """Returns the seconds of a step in which CPUs update what they have at least, the mean over nodes, and what a
+    node's GPUs do before that: their forwards, as gradients are of the last micro-batch, and where CPUs begin after the
+    backward that of the layers with state on hosts; nothing where gradients are of the step before, or are not those of
+    all GPUs. cost: of GPUs; forward, computing: the mean over these."""
+    model, cluster = cost.model, cost.cluster
+    if cluster.host_adam_bandwidth is None or model.optimizer_layers == CHOSEN:
+        return 0.0
+    cpus = OPTIMIZER_BYTES * model.params_updated_on_hosts / cluster.num_nodes / cluster.host_adam_bandwidth
+    if not cpus or model.num_experts > 1 or model.host_updates == ACROSS_STEPS:
+        return cpus
+    share = 0.0 if model.host_updates == AS_GRADIENTS_COME else model.layers_updated_on_hosts / model.num_layers
+    return cpus + forward + share * (computing - forward)
 
 
 def token_seconds(work: StepWork, layers: int) -> float:
