@@ -201,7 +201,14 @@ FIELDS: Mapping[str, Mapping[str, FieldKind]] = {
         "nic_series.interval": POSITIVE.optional,
         **dict.fromkeys(("nic_series.tx", "nic_series.rx"), SERIES.optional),
     },
-    "end": {"run": TEXT, "status": STATUS, "message": TEXT.optional},
+    "end": {
+        "run": TEXT,
+        "status": STATUS,
+        "message": TEXT.optional,
+        "last_update": _object(ANY, "seconds", "optimizer", "bytes").optional,
+        **dict.fromkeys(("last_update.seconds", "last_update.optimizer"), AMOUNT.optional),
+        "last_update.bytes": _object(AMOUNT).optional,
+    },
 }
 # Lists of the same ranks, or NICs, which are as long as each other; those of NICs in every step of a run.
 ALIKE = (("attention_seconds", "linear_seconds", "exposed_seconds"), ("nic_tx_bytes", "nic_rx_bytes"))

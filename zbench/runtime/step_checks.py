@@ -22,9 +22,10 @@ def routed_rows(experts: Experts, model: Model, batch: Batch, reports: Sequence[
 
 
 def checked_bytes(
-    batch: Batch, every: Sequence[Mapping[str, Sizes]], reports: Sequence[StepReport]
+    where: str, every: Sequence[Mapping[str, Sizes]], reports: Sequence[StepReport]
 ) -> dict[str, float]:
-    """Returns the bytes that all ranks have sent. every: of each rank, the bytes that steps say, by queue.
+    """Returns the bytes that all ranks have sent. where: what ran, as "step 3". every: of each rank, the bytes that
+    steps say, by queue.
 
     Raises:
         zbench.runtime.driver.CheckFailed: a rank has sent or received others.
@@ -32,7 +33,7 @@ def checked_bytes(
     for rank, (report, stated) in enumerate(zip(reports, every, strict=True)):
         if report.total() != stated:
             raise CheckFailed(
-                f"check=bytes failed in step {batch.step}: rank {rank} has (sent, received) {report.total()}, "
+                f"check=bytes failed in {where}: rank {rank} has (sent, received) {report.total()}, "
                 f"by queue, and the step says {stated}"
             )
     return {"bytes": float(sum(sent for one in reports for sent, _ in one.total().values()))}

@@ -5,9 +5,9 @@ The driver's side: imports no torch itself. It builds and proves every step and 
 (zbench.runtime.stepping.rank), each of which takes its part of the one order; their reports become one StepResult.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from zbench.console.extras import need
 from zbench.cost.cost import Cost
@@ -15,7 +15,6 @@ from zbench.describe.batch import Batch
 from zbench.describe.degrees import PARAMETER_KINDS, PLAIN, ShardDegrees
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.expert_schedule import DRAWN, USUAL_EXPERTS, Experts
-from zbench.describe.layers.on_hosts import ACROSS_STEPS
 from zbench.describe.overlap import FLAT, LAYER, StepOverlap
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Ready, Workload
@@ -39,16 +38,18 @@ from zbench.runtime.processes.fleet import Fleet
 from zbench.runtime.round_driver import RANK as ROUND_RANK
 from zbench.runtime.round_driver import RoundDriver, check_checkpoints
 from zbench.runtime.step_checks import checked_bytes, routed_rows
-from zbench.runtime.step_measured import step_loss, whole_step_result
+from zbench.runtime.step_measured import step_loss, told_of_update, whole_step_result
 from zbench.runtime.steps.device_seconds import DeviceSeconds
 from zbench.runtime.steps.tokens import tokens_of
 from zbench.runtime.worker_clocks import StepClock
 from zbench.simulated.open_choices import chosen_steps
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.step.byte_law import chosen_rows, stated_bytes
+from zbench.step.passes.memory.last_update import last_update
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.rounds.worker_steps import WorkerSteps
 from zbench.step.passes.routing import ExpertParallel
+from zbench.step.proof.prove import prove_step
 from zbench.step.switch_law import other_pipelines, switch_bytes
 from zbench.step.template import Step
 
@@ -99,17 +100,13 @@ class TorchWholeStep:
     _warm: bool = field(default=False, init=False)
     _hold: Hold | None = field(default=None, init=False)
     _left: Step | None = field(default=None, init=False)  # the step that ranks have parameters where it ends
+    _last: Callable[[], Step] | None = field(default=None, init=False)  # as it would be behind another one
 
     def __post_init__(self) -> None:
         need("torch", f"executor={self.name}")
         common = ("seed", "kernel", "device", "timeout", "warmup", "optimizer")
         check_training(self.cost.gpus.model, self.workload, {name: getattr(self, name) for name in common})
         _ = self.steps  # refuses what there are no steps of
-        if self.cost.gpus.model.host_updates == ACROSS_STEPS:
-            raise ValueError(
-                f"memory.host_updates is {ACROSS_STEPS}; executor={self.name} has no first step, which begins without "
-                "gradients, and no last update, so it takes as_gradients_come or after_backward"
-            )
         if self.experts.skew and self.experts.counted:
             raise ValueError(
                 f"experts.skew is {self.experts.skew}; with experts.routing={self.experts.routing} and "
@@ -176,7 +173,7 @@ class TorchWholeStep:
         if self.checkpoint_every is not None:
             self._hold = Hold.of(self.checkpoint)
         self._fleet = self._open(rank, job)
-        self._warm, self._left = False, None
+        self._warm, self._left, self._last = False, None, None
         self._rounds = self._new_rounds(self._fleet) if self.sync.in_rounds else None
         if self._rounds is not None and self.resume is not None:
             self._rounds.load(self.resume)
@@ -214,14 +211,16 @@ class TorchWholeStep:
             return self._step_of_round(self._rounds, batch, plans, trace)
         chosen = chosen_steps(self.experts.exchanges, self.adaptive_recompute, self.steps, batch, plans, self.cost.gpus)
         of = chosen.steps
-        step, tokens = of.of(batch, plans), tokens_of(of.parts(batch, plans))
+        tokens = tokens_of(of.parts(batch, plans))
+        first = of.first_of(batch, plans) if of.model.layers_carried and not self._warm else None
+        step = of.of(batch, plans) if first is None or self.resume is not None else first
         if of.model.rests_on_hosts and self._left is not None and self._left.stages != step.stages:
             raise other_pipelines(of.model.told_of_resting)
         seconds = self.modelled.of(step, plans)
         for _ in range(0 if self._warm else self.warmup):
-            self._fleet.call("step", batch, step, tokens, False, False, seconds)
+            self._fleet.call("step", batch, first or step, tokens, False, False, seconds)
             self._left = step
-        self._warm = True
+        self._warm, self._last = True, lambda: step if first is None else of.of(batch, plans)
         reports: list[StepReport] = self._fleet.call("step", batch, step, tokens, True, trace is not None, seconds)
         check_loss(step_loss(reports), batch.step)
         checked = self.checked(batch, step, reports)
@@ -233,6 +232,22 @@ class TorchWholeStep:
         if (kept := kept_rows(rows)) != 1:
             result = replace(result, bound_seconds=step_bound_seconds(batch, self.cost, kept))
         return replace(result, expert_rows=rows)
+
+    def finish(self) -> dict[str, Any]:
+        """Runs what the last step has left to update, where CPUs update across steps; returns what the record's end
+        says of it, {} of others.
+
+        Raises:
+            as traced_step.
+        """
+        if not self.cost.gpus.model.layers_carried or self._fleet is None or self._last is None:
+            return {}
+        step = last_update(self._last())
+        prove_step(step)
+        reports: list[StepReport] = self._fleet.call("last_update", step)
+        if "bytes" in self.check:
+            checked_bytes("the last update", stated_bytes(step), reports)
+        return {"last_update": told_of_update(reports)}
 
     def stop(self) -> None:
         """Ends the ranks and gives the checkpoint's folder back."""
@@ -286,7 +301,7 @@ class TorchWholeStep:
         self._warm = True
         ran = rounds.step(batch, plans, trace is not None)
         check_loss(step_loss(ran.reports), batch.step)
-        checked = checked_bytes(batch, ran.stated, ran.reports) if "bytes" in self.check else {}
+        checked = checked_bytes(f"step {batch.step}", ran.stated, ran.reports) if "bytes" in self.check else {}
         if self.checkpoint_every and (batch.step + 1) % self.checkpoint_every == 0:
             rounds.save(self.checkpoint, self.job(), batch.step + 1)
         if trace is not None:
@@ -313,5 +328,5 @@ class TorchWholeStep:
             changed = () if fixed else switch_bytes(self._left or step, step)
             for stated, moved in zip(every, changed, strict=not fixed):
                 stated |= {SWITCH: moved} if any(moved) else {}
-            told |= checked_bytes(batch, every, reports)
+            told |= checked_bytes(f"step {batch.step}", every, reports)
         return told

@@ -18,13 +18,15 @@ from zbench.describe.arrays import Ints
 from zbench.describe.batch import Batch
 from zbench.describe.mask import Mask
 from zbench.runtime.handlers.context import TokenWords
+from zbench.runtime.handlers.formats import WHOLE
 from zbench.runtime.handlers.machine import StepMachine
 from zbench.runtime.handlers.messages import open_messages
 from zbench.runtime.handlers.moving import QUEUE, Mover, changed
-from zbench.runtime.handlers.optimizer import AdamWUpdate, NotedUpdate, NoUpdate, Update
+from zbench.runtime.handlers.optimizer import AcrossSteps, AdamWUpdate, NotedUpdate, NoUpdate, Update
 from zbench.runtime.handlers.prepared import PreparedStep
 from zbench.runtime.handlers.resting import Resting
 from zbench.runtime.handlers.runner import Lost, StepRunner, Whole
+from zbench.runtime.handlers.store import Held
 from zbench.runtime.job.job import RankSetup
 from zbench.runtime.job.step_job import StepJob, StepReport
 from zbench.runtime.kernels.elementwise import Elementwise
@@ -33,7 +35,13 @@ from zbench.runtime.kernels.memory import DTYPES
 from zbench.runtime.processes.host import cpu_name, memory_bytes
 from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.runtime.stepping.choices import by_sequence, counted_rows, counted_seats, gathered_choices
-from zbench.runtime.stepping.comparison import Piece, gradient_differences, state_pieces, whole_weights
+from zbench.runtime.stepping.comparison import (
+    Piece,
+    gradient_differences,
+    left_differences,
+    state_pieces,
+    whole_weights,
+)
 from zbench.runtime.stepping.dense import DenseGradients, dense_gradients
 from zbench.runtime.stepping.instruments import Instruments, pace_of
 from zbench.runtime.stepping.step_report import Ran, step_report
@@ -43,6 +51,7 @@ from zbench.runtime.steps.device_seconds import Seconds
 from zbench.runtime.steps.tokens import TokenParts, routes_of
 from zbench.runtime.training.text import is_real, sequences
 from zbench.runtime.transport.transport import Traffic
+from zbench.step.passes.memory.last_update import begun_gradients
 from zbench.step.template import Step
 
 
@@ -68,6 +77,7 @@ class SteppingRank:
         machine = StepMachine(self.model, self.device, kernel, messages, NoUpdate())
         self.runner, self.updates = StepRunner(machine, self.board), 0
         self.resting: Resting | None = None  # what the step before has left; None before the first one
+        self.left: Update | None = None  # of the step before, of what it has left gradients of in host memory
 
     @staticmethod
     def prepare() -> None:
@@ -101,31 +111,54 @@ class SteppingRank:
         noted: bool = False,
         seconds: Seconds = (),
     ) -> StepReport:
-        """Runs a step; without `train` everything but the updates, as in a warm-up. tokens: of every micro-batch.
-        noted: the report has notes of what this rank did. seconds: that computes take a paced device."""
+        """Runs a step; without `train` everything but the updates, as in a warm-up, and gradients that a step has left
+        in host memory stay there: the one that is run begins with none. tokens: of every micro-batch. noted: the report has notes of what this rank did. seconds: that computes take a paced device."""
         where = f"step {batch.step}"
-        counted = self._counted(batch)
-        update = self._update(counted) if train else NoUpdate()
-        update = NotedUpdate(update) if train and self.job.exact else update
+        counted, begun = self._counted(batch), begun_gradients(step)
+        own = self._update(counted) if train else NoUpdate()
+        noting = NotedUpdate(own) if train and self.job.exact else None
+        update: Update = noting or own
+        if begun:
+            assert self.left is not None, "the step before has left these gradients"
+            update = AcrossSteps(update, self.left, begun)
         self.board.say(f"{where}, making instructions")
         asked = perf_counter()
         prepared = self._prepared(batch, step, tokens, update, seconds)
         compiling = perf_counter() - asked
-        checked = isinstance(update, NotedUpdate)
-        weights = self._weights(where) if checked else {}
+        weights = self._weights(where) if noting else {}
         self.runner.where = f"{where}, "
-        self.runner.lost = {} if checked and step.encodings else None
+        self.runner.lost = {} if noting and step.encodings else None
+        aside = {} if train else self._without_gradients()
         ran = self._run(prepared, where, batch.step if train else None, noted)
         losses = [float(one) / counted for one in self.runner.take(prepared, "loss")]
         worst, swapped = None, 0
-        if isinstance(update, NotedUpdate):
+        if train:
+            self.left = own
+        else:
+            self._without_gradients()
+            for place, held in aside.items():
+                self.runner.stores[place].put_back(held)
+        if noting:
             wanted, off, swapped = self._wanted(batch, prepared, weights, where)
             off += [(abs(loss * counted / wanted.loss - 1), "the loss") for loss in losses]
-            off += gradient_differences(prepared, update.found, wanted.gradients, self._lost())
+            lost = self._lost()
+            off += gradient_differences(prepared, noting.found, wanted.gradients, lost, begun)
+            off += left_differences(prepared, self.runner.stores, wanted.gradients, lost)
             worst = max(off, key=lambda one: (one[0] != one[0], one[0]), default=(0.0, "nothing"))  # NaN first
         found = self._report(self.runner, ran, compiling, prepared if noted else None)
         found = replace(found, loss=losses[0] if losses else None, worst=worst)
         return replace(found, seats=counted_seats(prepared), rows=counted_rows(prepared), swapped=swapped)
+
+    def last_update(self, step: Step) -> StepReport:
+        """Runs the updates that the last step has left (zbench.step.passes.memory.last_update)."""
+        assert self.left is not None, "a step has left gradients"
+        where = self.runner.where = "the last update"
+        self.board.say(f"{where}, making instructions")
+        asked = perf_counter()
+        machine = replace(self.runner.machine, update=self.left, choices={})
+        prepared = PreparedStep.of(step, self.process, machine, (), ())
+        compiling = perf_counter() - asked
+        return self._report(self.runner, self._run(prepared, where, None), compiling)
 
     def close(self) -> None:
         """Ends the group of ranks."""
@@ -148,6 +181,13 @@ class SteppingRank:
     def _update(self, num_tokens: int) -> Update:
         self.updates += 1
         return AdamWUpdate(self.job.optimizer, self.updates, num_tokens)
+
+    def _without_gradients(self) -> dict[int, Held]:
+        """Takes what a step has left of gradients out of the places' stores; returns it by place."""
+        found = dict[int, Held]()
+        for place, store in self.runner.stores.items():
+            found[place] = store.set_aside([key for key in store.held if key[0][0] == "d" and key[0][1:] in WHOLE])
+        return found
 
     def _initial(self) -> Whole:
         """Returns the parameters that training begins with."""
@@ -215,7 +255,7 @@ class SteppingRank:
         """Returns all parameters as they are before the step, on rank 0; nothing on others. Collective."""
         self.board.wait(f"{where}, gathering parameters")
         assert self.resting is not None, "parameters are drawn before the first step"
-        mine = state_pieces(self.resting, self.runner.stores)
+        mine = state_pieces(self.resting, self.runner.stores, self.left)
         every: list[list[Piece]] | None = [[]] * dist.get_world_size() if self.rank == 0 else None
         dist.gather_object(mine, every, 0, self.group)
         self.board.resume()
