@@ -21,6 +21,7 @@ from zbench.interfaces.protocols import Ready, Workload
 from zbench.interfaces.result import SWITCH, StepResult, kept_rows
 from zbench.plans.plan import Plan
 from zbench.runtime.checkpoints.folder import Hold, checkpoint_description
+from zbench.runtime.checkpoints.whole_steps import described, resting_then
 from zbench.runtime.driver import (
     LIMITS,
     check_difference,
@@ -67,7 +68,7 @@ class TorchWholeStep:
     zbench.runtime.job.job.KERNELS; "auto" is the fastest there is. device: "auto" (a GPU if there is one), "cpu" or
     "cuda". timeout: seconds without progress after which the run ends. warmup: passes over the first batch before the
     first step, which are not recorded and train nothing. check: "exact" (in float64), "float32", "bytes".
-    checkpoint_every, checkpoint, resume: of runs in rounds, as of zbench.runtime.executor.Torch.
+    checkpoint_every, checkpoint, resume: as of zbench.runtime.executor.Torch.
 
     Raises:
         ValueError: a setting cannot be, or there are no such steps; the message names it.
@@ -175,8 +176,12 @@ class TorchWholeStep:
         self._fleet = self._open(rank, job)
         self._warm, self._left, self._last = False, None, None
         self._rounds = self._new_rounds(self._fleet) if self.sync.in_rounds else None
-        if self._rounds is not None and self.resume is not None:
-            self._rounds.load(self.resume)
+        if self.resume is not None:
+            if self._rounds is not None:
+                self._rounds.load(self.resume)
+            else:
+                self._left, num_tokens = resting_then(self.resume)
+                self._fleet.call("take_over", self.resume, self._left, num_tokens)
         return Ready(self.first_step, {"nic_bytes": COUNTED, "ranks": setup_facts(self._fleet.call("about"))})
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
@@ -225,6 +230,9 @@ class TorchWholeStep:
         check_loss(step_loss(reports), batch.step)
         checked = self.checked(batch, step, reports)
         self._left = step
+        if self.checkpoint_every and (batch.step + 1) % self.checkpoint_every == 0:
+            rests, meta = described(self.job().told(), batch.step + 1, self._last(), batch.num_tokens)
+            self._fleet.call("keep", self.checkpoint, rests, meta)
         if trace is not None:
             write_measured_steps(trace, self.cost.gpus.cluster, [RanPart(step, 0, reports)], is_one_machine())
         result = chosen.told(self.result(batch, reports, checked), batch, plans)

@@ -5,9 +5,11 @@ A step: its instructions are made, parameters stay where the one before left the
 the step's seconds are counted from there to its end, updates included.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +28,7 @@ from zbench.runtime.handlers.optimizer import AcrossSteps, AdamWUpdate, NotedUpd
 from zbench.runtime.handlers.prepared import PreparedStep
 from zbench.runtime.handlers.resting import Resting
 from zbench.runtime.handlers.runner import Lost, StepRunner, Whole
-from zbench.runtime.handlers.store import Held
+from zbench.runtime.handlers.store import Held, Store
 from zbench.runtime.job.job import RankSetup
 from zbench.runtime.job.step_job import StepJob, StepReport
 from zbench.runtime.kernels.elementwise import Elementwise
@@ -44,11 +46,13 @@ from zbench.runtime.stepping.comparison import (
 )
 from zbench.runtime.stepping.dense import DenseGradients, dense_gradients
 from zbench.runtime.stepping.instruments import Instruments, pace_of
+from zbench.runtime.stepping.rank_state import RankState
 from zbench.runtime.stepping.step_report import Ran, step_report
 from zbench.runtime.stepping.weights import InitialWeights
 from zbench.runtime.stepping.words import BatchTargets, BatchWords
 from zbench.runtime.steps.device_seconds import Seconds
 from zbench.runtime.steps.tokens import TokenParts, routes_of
+from zbench.runtime.training.checkpoint import load_checkpoint, save_checkpoint
 from zbench.runtime.training.text import is_real, sequences
 from zbench.runtime.transport.transport import Traffic
 from zbench.step.passes.memory.last_update import begun_gradients
@@ -159,6 +163,25 @@ class SteppingRank:
         prepared = PreparedStep.of(step, self.process, machine, (), ())
         compiling = perf_counter() - asked
         return self._report(self.runner, self._run(prepared, where, None), compiling)
+
+    def keep(self, path: str, rests: Step, meta: Mapping[str, Any]) -> None:
+        """Writes a checkpoint between two steps. rests: what rests then (zbench.step.passes.memory.resting_step); meta:
+        what the checkpoint says of itself."""
+        self.board.wait("a checkpoint")
+        prepared = PreparedStep.of(rests, self.process, self.runner.machine, (), ())
+        save_checkpoint(path, RankState(self.rank, prepared, self.runner.stores, self.updates), meta)
+        self.board.resume()
+
+    def take_over(self, path: str, rests: Step, num_tokens: int) -> None:
+        """Takes over a checkpoint before the first step. rests: as of keep; num_tokens: of the last step before it."""
+        self.board.wait("a checkpoint")
+        prepared = PreparedStep.of(rests, self.process, self.runner.machine, (), ())
+        self.runner.stores = {place: Store(self.device) for place in prepared.places}
+        kept = RankState(self.rank, prepared, self.runner.stores)
+        load_checkpoint(path, kept)
+        self.updates, self.resting = kept.updates, Resting.before(prepared)
+        self.left = AdamWUpdate(self.job.optimizer, self.updates, num_tokens)
+        self.board.resume()
 
     def close(self) -> None:
         """Ends the group of ranks."""
