@@ -205,8 +205,8 @@ FIELDS: Mapping[str, Mapping[str, FieldKind]] = {
         "run": TEXT,
         "status": STATUS,
         "message": TEXT.optional,
-        "last_update": _object(ANY, "seconds", "optimizer", "bytes").optional,
-        **dict.fromkeys(("last_update.seconds", "last_update.optimizer"), AMOUNT.optional),
+        **{name: _object(ANY, "seconds").optional for name in ("first_step", "last_update")},
+        **{f"{name}.seconds": AMOUNT.optional for name in ("first_step", "last_update")},
         "last_update.bytes": _object(AMOUNT).optional,
     },
 }

@@ -76,12 +76,12 @@ def whole_step_result(
 
 
 def told_of_update(reports: Sequence[StepReport]) -> dict[str, Any]:
-    """Returns what the record's end says of the updates after the last step: the seconds of the slowest rank, those
-    in which CPUs updated, of the node that took longest, and the bytes that all ranks sent, by queue."""
-    sent, updating = dict[str, int](), max(one.spent.get("optimizer", 0.0) for one in reports)
+    """Returns what the record's end says of the updates after the last step: the seconds of the slowest rank, and the
+    bytes that all ranks sent, by queue."""
+    sent = dict[str, int]()
     for queue, (size, _) in (pair for one in reports for pair in one.total().items()):
         sent[queue] = sent.get(queue, 0) + size
-    return {"seconds": max(one.seconds for one in reports), "optimizer": updating, "bytes": sent}
+    return {"seconds": max(one.seconds for one in reports), "bytes": sent}
 
 
 def _waited(one: StepReport) -> float:
