@@ -42,8 +42,7 @@ class KeptLayout:
         names = {f"{before}{weight}" for weight in weights for before in ("", "d", "s")}
         tensors = [at for at, one in enumerate(old.tensors) if one.name in names]
         formulas = sorted({formula for one in templates for formula in one.formulas})
-        indices = {axis for at in tensors for axis in old.tensors[at].axes}
-        indices |= {old.index_of(slot) for at in formulas for slot in old.formulas[at].slots}
+        indices = {one.name for one in old.indices if not one.of_batch}
         lists = [at for at in range(len(old.lists)) if old.lists.index_of(at) in indices | {PLACE}]
         layout = replace(
             old,
