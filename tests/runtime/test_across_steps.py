@@ -22,7 +22,7 @@ from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
-from zbench.describe.layers.on_hosts import ACROSS_STEPS, AFTER_BACKWARD, AS_GRADIENTS_COME
+from zbench.describe.layers.on_hosts import ACROSS_STEPS, AS_GRADIENTS_COME
 from zbench.describe.model import Model
 from zbench.interfaces.dealt import Dealt
 from zbench.interfaces.result import StepResult
@@ -101,9 +101,7 @@ class Trained:
     last: dict[str, Any]
 
 
-def trained(
-    case: str, updates: str = ACROSS_STEPS, steps: Sequence[int] = range(4), **settings: Any
-) -> Trained:
+def trained(case: str, updates: str = ACROSS_STEPS, steps: Sequence[int] = range(4), **settings: Any) -> Trained:
     cost = cost_of(case, updates)
     executor = TorchWholeStep(cost, Uneven(), seed=3, check=CHECKS, timeout=60.0, **settings)
     try:

@@ -1,4 +1,4 @@
-"""What a run begins and ends with where CPUs update across steps: a first step without gradients, and the last update."""
+"""What a run begins and ends with where CPUs update across steps: a first step without gradients, a last update."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers import dense_step
 from tests.helpers.oracles import small
-from tests.helpers.steps import MODEL, execute, fault, pipeline_plans, plan_of, rejected_mutants
+from tests.helpers.steps import execute, fault, pipeline_plans, plan_of, rejected_mutants
 from tests.step.test_leading_layers import CASES as DENSE_FIRST
 from tests.step.test_leading_layers import DEEP
 from tests.step.test_optimizer_of_stages import FIVE, SHAPES
@@ -28,7 +28,6 @@ from zbench.step.passes.memory.at_hosts import HostLayers
 from zbench.step.passes.memory.last_update import begun_gradients, last_update
 from zbench.step.passes.memory.optimizer_on_hosts import with_optimizer_on_hosts
 from zbench.step.passes.memory.resting_step import resting_step
-from zbench.step.passes.routing import ExpertParallel
 from zbench.step.reading.read import read_step
 from zbench.step.template import ACROSS, Step
 from zbench.step.text import step_text

@@ -61,8 +61,9 @@ def _across_steps(done: Sequence[Run]) -> list[str]:
         name, last = label(run.start, "system"), f"{end['last_update']['seconds']:.4g} s"
         if "first_step" in end:
             lines.append(
-                f"{name}: every step begins with gradients of the one before, as in the midst of training; a run's first "
-                f"step has none and takes {end['first_step']['seconds']:.4g} s, and the updates behind its last one {last}."
+                f"{name}: every step begins with gradients of the one before, as in the midst of training; a run's "
+                f"first step has none and takes {end['first_step']['seconds']:.4g} s, and the updates behind its last "
+                f"one {last}."
             )
         else:
             first = "step 0 had no gradients to begin with, and " if run.steps[0]["step"] == 0 else ""

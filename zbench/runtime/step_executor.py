@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 from zbench.console.extras import need
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.describe.degrees import PARAMETER_KINDS, PLAIN, ShardDegrees
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.expert_schedule import DRAWN, USUAL_EXPERTS, Experts
 from zbench.describe.overlap import FLAT, LAYER, StepOverlap
@@ -38,7 +37,7 @@ from zbench.runtime.measured_steps import RanPart, write_measured_steps
 from zbench.runtime.processes.fleet import Fleet
 from zbench.runtime.round_driver import RANK as ROUND_RANK
 from zbench.runtime.round_driver import RoundDriver, check_checkpoints
-from zbench.runtime.step_checks import checked_bytes, routed_rows
+from zbench.runtime.step_checks import check_dense, checked_bytes, routed_rows
 from zbench.runtime.step_measured import step_loss, told_of_update, whole_step_result
 from zbench.runtime.steps.device_seconds import DeviceSeconds
 from zbench.runtime.steps.tokens import tokens_of
@@ -113,22 +112,9 @@ class TorchWholeStep:
                 f"experts.skew is {self.experts.skew}; with experts.routing={self.experts.routing} and "
                 f"executor={self.name} routers choose, and nothing is drawn for a clock, so it takes 0"
             )
-        for check in (one for one in self.check if one in LIMITS):
-            sharding = self.cost.gpus.model.sharding
-            bits = sharding.bits if isinstance(sharding, ShardDegrees) else PLAIN
-            for name in (one for one in PARAMETER_KINDS if bits.of_kind(one) is not None):
-                raise ValueError(
-                    f"check is {check} and sharding.bits.{name} {bits.of_kind(name)}, so that every rank computes with "
-                    "other parameters than a dense model; with it check takes bytes or null, and `python -m "
-                    "zbench.correctness steps` compares with one process that encodes alike"
-                )
+        check_dense(self.check, self.cost.gpus.model.sharding, self.sync)
         if self.sync.in_rounds:
             _ = self.worker_steps
-            for check in (one for one in self.check if one in LIMITS):
-                raise ValueError(
-                    f"check is {check}; with sync={self.sync.method} workers train apart, so that no dense model is "
-                    "what they have to come to, and it takes bytes or null"
-                )
         check_checkpoints(self.job(), self.checkpoint_every, self.checkpoint, self.resume)
 
     @property

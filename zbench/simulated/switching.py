@@ -1,4 +1,4 @@
-"""What a step leaves for the next one. The cost of a change of pipelines: parameters and optimizer state move before the
+"""What steps leave for the next ones. The cost of a change of pipelines: parameters and optimizer state move before the
 step that has other ones, played on the same links. And what a run begins and ends with where CPUs update across steps,
 and gradients are left: a first step that finds none, and updates alone behind the last one."""
 
@@ -24,7 +24,6 @@ from zbench.step.passes.proven import ProvenSteps
 from zbench.step.proof.prove import prove_step
 from zbench.step.switch_law import other_pipelines
 from zbench.step.template import Step
-
 
 PlayedBatch = tuple[ProvenSteps, Batch, tuple[Plan, ...]]  # a run's steps, a batch, its plans
 

@@ -60,14 +60,8 @@ class StepJob:
             "GPUs": self.cost.gpus.cluster.num_ranks,
             "GPUs of a worker": self.worker_gpus,
             **{f"sync.{name}": value for name, value in asdict(self.sync).items()},
-            **({} if self.sync.in_rounds else self._degrees),
             **_of_experts(self.experts, self.expert_gpus),
         }
-
-    @property
-    def _degrees(self) -> dict[str, Any]:
-        """The degrees by which parameters are cut besides. In rounds workers have them whole."""
-        return {"parallel.tensor_parallel": self.cost.tp, "parallel.pipeline_parallel": self.cost.pp}
 
 
 def _of_experts(experts: Experts, gpus: tuple[int, int]) -> dict[str, Any]:

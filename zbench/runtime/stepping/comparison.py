@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from zbench.runtime.handlers.machine import BatchParts, is_update
@@ -121,3 +122,15 @@ def difference(slices: ParameterSlices, name: str, found: Tensor, whole: Tensor,
     part = slices.cells(name, whole.contiguous(), *cells)
     top = float(whole.abs().max())
     return float((found.cpu() - part).abs().max()) / (top or 1.0)
+
+
+def lost_together(mine: dict[Lost, float] | None, group: dist.ProcessGroup) -> dict[Lost, float]:
+    """Returns what values of every cell may have lost in the transfers of all ranks together. mine: of this one, None
+    where transfers are not encoded. Collective where they are."""
+    found: dict[Lost, float] = {}
+    if mine is not None:
+        every: list[dict[Lost, float]] = [{}] * dist.get_world_size()
+        dist.all_gather_object(every, mine, group)
+        for key, most in (pair for one in every for pair in one.items()):
+            found[key] = found.get(key, 0.0) + most
+    return found

@@ -20,15 +20,13 @@ from zbench.describe.arrays import Ints
 from zbench.describe.batch import Batch
 from zbench.describe.mask import Mask
 from zbench.runtime.handlers.context import TokenWords
-from zbench.runtime.handlers.formats import WHOLE
 from zbench.runtime.handlers.machine import StepMachine
 from zbench.runtime.handlers.messages import open_messages
 from zbench.runtime.handlers.moving import QUEUE, Mover, changed
 from zbench.runtime.handlers.optimizer import AcrossSteps, AdamWUpdate, NotedUpdate, NoUpdate, Update
 from zbench.runtime.handlers.prepared import PreparedStep
 from zbench.runtime.handlers.resting import Resting
-from zbench.runtime.handlers.runner import Lost, StepRunner, Whole
-from zbench.runtime.handlers.store import Held, Store
+from zbench.runtime.handlers.runner import StepRunner, Whole
 from zbench.runtime.job.job import RankSetup
 from zbench.runtime.job.step_job import StepJob, StepReport
 from zbench.runtime.kernels.elementwise import Elementwise
@@ -41,18 +39,19 @@ from zbench.runtime.stepping.comparison import (
     Piece,
     gradient_differences,
     left_differences,
+    lost_together,
     state_pieces,
     whole_weights,
 )
 from zbench.runtime.stepping.dense import DenseGradients, dense_gradients
 from zbench.runtime.stepping.instruments import Instruments, pace_of
-from zbench.runtime.stepping.rank_state import RankState
+from zbench.runtime.stepping.rank_state import RankState, without_gradients
 from zbench.runtime.stepping.step_report import Ran, step_report
 from zbench.runtime.stepping.weights import InitialWeights
 from zbench.runtime.stepping.words import BatchTargets, BatchWords
 from zbench.runtime.steps.device_seconds import Seconds
 from zbench.runtime.steps.tokens import TokenParts, routes_of
-from zbench.runtime.training.checkpoint import load_checkpoint, save_checkpoint
+from zbench.runtime.training.checkpoint import save_checkpoint
 from zbench.runtime.training.text import is_real, sequences
 from zbench.runtime.transport.transport import Traffic
 from zbench.step.passes.memory.last_update import begun_gradients
@@ -115,8 +114,9 @@ class SteppingRank:
         noted: bool = False,
         seconds: Seconds = (),
     ) -> StepReport:
-        """Runs a step; without `train` everything but the updates, as in a warm-up, and gradients that a step has left
-        in host memory stay there: the one that is run begins with none. tokens: of every micro-batch. noted: the report has notes of what this rank did. seconds: that computes take a paced device."""
+        """Runs a step; without `train` everything but the updates, as in a warm-up of a step that begins without
+        gradients: what a step has left of these stays. tokens: of every micro-batch. noted: the report has notes of
+        what this rank did. seconds: that computes take a paced device."""
         where = f"step {batch.step}"
         counted, begun = self._counted(batch), begun_gradients(step)
         own = self._update(counted) if train else NoUpdate()
@@ -132,20 +132,20 @@ class SteppingRank:
         weights = self._weights(where) if noting else {}
         self.runner.where = f"{where}, "
         self.runner.lost = {} if noting and step.encodings else None
-        aside = {} if train else self._without_gradients()
+        aside = {} if train else without_gradients(self.runner.stores)
         ran = self._run(prepared, where, batch.step if train else None, noted)
         losses = [float(one) / counted for one in self.runner.take(prepared, "loss")]
         worst, swapped = None, 0
         if train:
             self.left = own
         else:
-            self._without_gradients()
+            without_gradients(self.runner.stores)
             for place, held in aside.items():
                 self.runner.stores[place].put_back(held)
         if noting:
             wanted, off, swapped = self._wanted(batch, prepared, weights, where)
             off += [(abs(loss * counted / wanted.loss - 1), "the loss") for loss in losses]
-            lost = self._lost()
+            lost = lost_together(self.runner.lost, self.group)
             off += gradient_differences(prepared, noting.found, wanted.gradients, lost, begun)
             off += left_differences(prepared, self.runner.stores, wanted.gradients, lost)
             worst = max(off, key=lambda one: (one[0] != one[0], one[0]), default=(0.0, "nothing"))  # NaN first
@@ -176,10 +176,8 @@ class SteppingRank:
         """Takes over a checkpoint before the first step. rests: as of keep; num_tokens: of the last step before it."""
         self.board.wait("a checkpoint")
         prepared = PreparedStep.of(rests, self.process, self.runner.machine, (), ())
-        self.runner.stores = {place: Store(self.device) for place in prepared.places}
-        kept = RankState(self.rank, prepared, self.runner.stores)
-        load_checkpoint(path, kept)
-        self.updates, self.resting = kept.updates, Resting.before(prepared)
+        kept = RankState.loaded(path, self.rank, prepared, self.device)
+        self.runner.stores, self.updates, self.resting = dict(kept.stores), kept.updates, Resting.before(prepared)
         self.left = AdamWUpdate(self.job.optimizer, self.updates, num_tokens)
         self.board.resume()
 
@@ -204,13 +202,6 @@ class SteppingRank:
     def _update(self, num_tokens: int) -> Update:
         self.updates += 1
         return AdamWUpdate(self.job.optimizer, self.updates, num_tokens)
-
-    def _without_gradients(self) -> dict[int, Held]:
-        """Takes what a step has left of gradients out of the places' stores; returns it by place."""
-        found = dict[int, Held]()
-        for place, store in self.runner.stores.items():
-            found[place] = store.set_aside([key for key in store.held if key[0][0] == "d" and key[0][1:] in WHOLE])
-        return found
 
     def _initial(self) -> Whole:
         """Returns the parameters that training begins with."""
@@ -313,14 +304,3 @@ class SteppingRank:
         self.board.resume()
         assert found[0] is not None, "rank 0 has told it"
         return found[0], faults, swapped
-
-    def _lost(self) -> dict[Lost, float]:
-        """Returns what values of every cell may have lost in the transfers of all ranks together. Collective where
-        transfers are encoded."""
-        found: dict[Lost, float] = {}
-        if self.runner.lost is not None:
-            every: list[dict[Lost, float]] = [{}] * dist.get_world_size()
-            dist.all_gather_object(every, self.runner.lost, self.group)
-            for key, most in (pair for one in every for pair in one.items()):
-                found[key] = found.get(key, 0.0) + most
-        return found

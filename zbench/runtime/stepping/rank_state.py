@@ -9,16 +9,17 @@ from torch import Tensor
 
 from zbench.runtime.handlers.formats import WHOLE, Format, base_name
 from zbench.runtime.handlers.prepared import PreparedStep, items_of
-from zbench.runtime.handlers.store import Key, Slab, Store
+from zbench.runtime.handlers.store import Held, Key, Slab, Store
 from zbench.runtime.steps.instructions import Parts
+from zbench.runtime.training.checkpoint import load_checkpoint
 from zbench.step.template import Items
 
 
 @dataclass
 class RankState:
     """The state of a rank between two steps. prepared: a step that begins with it, in a round what that ends with.
-    stores: of the rank's places. updates: of the optimizer so far, in a round the worker's own. late: the ends of rounds whose averages are under
-    way."""
+    stores: of the rank's places. updates: of the optimizer so far, in a round the worker's own. late: the ends of
+    rounds whose averages are under way."""
 
     rank: int
     prepared: PreparedStep
@@ -38,6 +39,13 @@ class RankState:
                     if there
                     else torch.zeros(of.shape(field, first, second), dtype=dtype, device=store.device)
                 )
+        return found
+
+    @staticmethod
+    def loaded(path: str, rank: int, prepared: PreparedStep, device: torch.device) -> "RankState":
+        """Returns the state that a checkpoint has. Collective."""
+        found = RankState(rank, prepared, {place: Store(device) for place in prepared.places})
+        load_checkpoint(path, found)
         return found
 
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -61,6 +69,14 @@ class RankState:
                 if base_name(name) in WHOLE and (not at or _is_average(name)):  # the first step has all else
                     called = f"rank {self.rank}.{name}.{key[1]}.{number}"
                     yield called, key, parts.formats[tensor], places, (cells[0], cells[1])
+
+
+def without_gradients(stores: Mapping[int, Store]) -> dict[int, Held]:
+    """Takes gradients that a step has left for the next one out of stores; returns them by place."""
+    return {
+        place: store.set_aside([key for key in store.held if _is_average(key[0]) and key[0][1:] in WHOLE])
+        for place, store in stores.items()
+    }
 
 
 def averages(prepared: PreparedStep, items: Items) -> list[Key]:

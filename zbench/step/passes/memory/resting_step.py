@@ -22,7 +22,8 @@ def resting_step(step: Step) -> Step:
 
 @dataclass(frozen=True)
 class KeptLayout:
-    """What updates, and what rests between steps, use of a layout. tensors, formulas, lists: the new numbers of those that are left, -1 of others."""
+    """What updates, and what rests between steps, use of a layout. tensors, formulas, lists: the new numbers of those
+    that are left, -1 of others."""
 
     layout: StepLayout
     tensors: Ints
