@@ -1,6 +1,6 @@
-"""What steps leave for the next ones. The cost of a change of pipelines: parameters and optimizer state move before the
-step that has other ones, played on the same links. And what a run begins and ends with where CPUs update across steps,
-and gradients are left: a first step that finds none, and updates alone behind the last one."""
+"""Between steps. The cost of a change of pipelines: parameters and optimizer state move before the step that has other
+ones, played on the same links. And what a run begins and ends with where CPUs update across steps, and gradients are
+left: a first step that finds none, and updates alone behind the last one."""
 
 from dataclasses import dataclass, replace
 from typing import Any

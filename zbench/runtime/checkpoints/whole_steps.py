@@ -1,5 +1,5 @@
-"""What a checkpoint of a run of whole steps says of itself besides, as seen without torch: what rests where between two
-steps, as text, and of how many tokens the mean was that gradients which rest there are of."""
+"""Checkpoints of runs of whole steps, as seen without torch: they say of themselves besides what rests where between
+two steps, as text, and how many tokens the last one had, whose mean loss gradients that rest there are of."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What rests between steps, as a step that does nothing: parameters, optimizer state and gradients, where they are."""
+"""A step that does nothing, of what rests between steps: parameters, optimizer state and gradients, where they are."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +22,8 @@ def resting_step(step: Step) -> Step:
 
 @dataclass(frozen=True)
 class KeptLayout:
-    """What updates, and what rests between steps, use of a layout. tensors, formulas, lists: the new numbers of those
-    that are left, -1 of others."""
+    """The part of a layout that updates, and what rests between steps, are of. tensors, formulas, lists: the new
+    numbers of those that are left, -1 of others."""
 
     layout: StepLayout
     tensors: Ints
