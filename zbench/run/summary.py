@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from zbench.describe.expert_schedule import FLAT
+from zbench.describe.layers.on_hosts import ACROSS_STEPS
 from zbench.describe.units import with_noun
 from zbench.describe.worlds import NOMINAL
 from zbench.interfaces.abilities import PlansPipelines
@@ -55,6 +56,8 @@ def _across_steps(done: Sequence[Run]) -> list[str]:
     """Says what a run begins and ends with where CPUs update with gradients of the step before."""
     lines = []
     for run in done:
+        if (run.start["config"].get("memory") or {}).get("host_updates") != ACROSS_STEPS:
+            continue
         end = run.end or {}
         if "last_update" not in end:
             continue
