@@ -234,12 +234,15 @@ def execute(
     draw = np.random.default_rng(5)
     begun = {name[1:]: layers for name, layers, *_ in run.resting(layout, step.begins) if name[0] == "d"}
     run.gradients = {name: draw.normal(size=given[name].shape) for name in begun}
-    carried = {
-        (name[1:], layer)
-        for name, layers, *_ in run.resting(layout, step.begins)
-        for layer in (layers if name[1:] not in dense_step.OUTSIDE else [0])
-        if name[0] == "d"
-    }
+    carried, left = (
+        {
+            (name[1:], layer)
+            for name, layers, *_ in run.resting(layout, items)
+            for layer in (layers if name[1:] not in dense_step.OUTSIDE else [0])
+            if name[0] == "d"
+        }
+        for items in (step.begins, step.ends)
+    )  # a run's first step begins with no gradients, and leaves what they are of as it was
     there = run.run()
     before_all, given = given, {name: value.copy() for name, value in given.items()}
     for name, layer in carried:  # updated before all else
@@ -258,7 +261,8 @@ def execute(
             place = int(step.where(ACROSS, layer)[first]) if weight not in dense_step.OUTSIDE else first
             at = ... if weight in dense_step.OUTSIDE else layer
             before, gradient = before_all[weight][at], gradients[weight][at]
-            used = run.gradients[weight][at] if (weight, layer) in carried else gradient
+            used = 0 * gradient if (weight, layer) in left else gradient
+            used = run.gradients[weight][at] if (weight, layer) in carried else used
             wanted = gradient if name == f"d{weight}" else used if name != weight else before - 0.5 * used
             want = run.shards(layout, name, wanted, cell[0])[cell[1]]
             found = there[name, layer, -1][place, cell]

@@ -44,6 +44,10 @@ def end_line(run: str = "r1", status: str = "finished") -> Line:
     return {"kind": "end", "run": run, "status": status, "message": ""}
 
 
+# Of a run whose last step left something to update.
+ENDED = {**end_line(), "first_step": {"seconds": 1.0}, "last_update": {"seconds": 0.5, "bytes": {"host": 8}}}
+
+
 def write(path: Path, *lines: Line) -> None:
     writer = RecordWriter.open(str(path))
     for line in lines:
@@ -235,6 +239,7 @@ FAULTS = [
     ("start", "fingerprint", 5, "fingerprint is 5; it takes an object"),
     ("start", "time", 0, "time is 0; it takes text"),
     ("end", "status", "done", "status is 'done'; it takes finished, interrupted or failed"),
+    ("end", "last_update", {"bytes": {}}, "last_update is {'bytes': {}}; it takes an object with seconds"),
     ("end", "message", [], "message is []; it takes text"),
 ]
 
@@ -300,7 +305,7 @@ def test_whatever_a_field_holds_a_run_is_whole_or_left_out(kind: str, tmp_path: 
     """Of what is read a row, a browser's table and a tracker's numbers can be made, and all of them are finite."""
     path = tmp_path / "r.jsonl"
     for name, value in product(FIELDS[kind], VALUES):
-        lines = {"start": start_line(), "about": {"kind": "about", "run": "r1"}, "step": SAMPLED, "end": end_line()}
+        lines = {"start": start_line(), "about": {"kind": "about", "run": "r1"}, "step": SAMPLED, "end": ENDED}
         lines[kind] = changed(lines[kind], name, value)
         path.write_text("".join(json.dumps(line) + "\n" for line in lines.values()))
         runs, problems = read(str(path))

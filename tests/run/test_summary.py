@@ -10,6 +10,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from zbench import CONF, __main__
+from zbench.record.record import read
 from zbench.run.open_layers import check_pipelines, check_run_fits, open_words
 from zbench.run.parts import Parts, resolved
 from zbench.run.settings import Settings
@@ -176,3 +177,30 @@ def test_plans_with_pipelines_take_no_open_number_of_recomputed_layers() -> None
         check_pipelines("hydraulis", parts, [pipelined])
     check_pipelines("zeppelin", parts, [SimpleNamespace(pipelines=None)])  # type: ignore[list-item]
     check_pipelines("hydraulis", replace(parts, open_layers=()), [pipelined])
+
+
+@pytest.mark.parametrize("executor", ["simulated", "torch_whole_step"])
+def test_runs_whose_cpus_update_across_steps_say_what_they_begin_and_end_with(
+    executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the record's end line has it, which is read back; a step that is played is of the midst, also the first."""
+    host = ["host_bandwidth='25 GB/s'", "host_efficiency=0.8", "host_latency='10 us'", "host_memory='64 GiB'"]
+    words = [f"executor={executor}", "cluster=local_2x2", "model=tiny", "model.num_layers=3", "workload=pystdlib"]
+    words += [f"cluster.{one}" for one in (*host, "host_adam_bandwidth='1 MB/s'")]
+    words += ["tokens_per_gpu=64", "baseline=null", "steps=1", "memory=zero_offload", "sharding=zero1", "tracker=none"]
+    monkeypatch.setattr(sys, "argv", ["zbench", *words, "memory.host_updates=across_steps", f"out={tmp_path}/r.jsonl"])
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert __main__.main() == 0
+    told = " ".join(capsys.readouterr().out.split())
+    (run,), problems = read(str(tmp_path / "r.jsonl"))
+    assert not problems
+    assert run.end is not None
+    last = run.end["last_update"]
+    assert last["bytes"]["host"] > 0
+    if executor == "simulated":
+        first = run.end["first_step"]["seconds"]
+        assert first < run.steps[0]["seconds"] <= first + last["seconds"]
+        assert f"a run's first step has none and takes {first:.4g} s, and the updates behind its last one" in told
+    else:
+        assert "step 0 had no gradients to begin with, and what the last step left to update took" in told
+        assert "first_step" not in run.end

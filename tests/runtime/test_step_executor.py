@@ -263,7 +263,7 @@ def test_a_loss_that_is_no_number_and_a_killed_rank_end_the_run() -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"resume": "x"}, "resume is x; executor=torch_whole_step has checkpoints of runs in rounds alone"),
+        ({"resume": "x"}, "resume is 'x'; it takes the folder of a checkpoint"),
         ({"warmup": -1}, "executor.warmup is -1; it takes a whole number of at least 0"),
         ({"timeout": 0}, "executor.timeout is 0; it takes a number of at least 1"),
         ({"kernel": "x"}, "executor.kernel is 'x'; it takes auto"),

@@ -79,7 +79,8 @@ def trained(cost: Cost, strategies: Sequence[Shapes], **settings: Any) -> tuple[
 
 def whole(layout: Any, model: Model, every: Sequence[tuple[str, int, Any, Any, list[Tensor]]]) -> Rests:
     """Puts pieces of optimizer state together; every copy of a parameter has to be as that says."""
-    dims = {"h": model.num_heads, "g": model.num_kv_heads, "d": model.head_dim, "f": model.ffn_hidden}
+    dims = {"h": model.num_heads, "g": model.num_kv_heads, "d": model.head_dim, "f": model.common_ffn}
+    dims |= {"e": model.num_experts, "i": model.ffn_hidden, "w": model.dense_ffn_hidden}
     slices = ParameterSlices(layout, dims | {"v": model.vocab, "c": model.hidden, "k": 2})
     pieces: dict[tuple[str, int], list[Any]] = {}
     for name, layer, first, second, fields in every:

@@ -100,6 +100,16 @@ class HasSize(Protocol):
         """Returns the Size that plans of `count` sequences with lengths like these have at least."""
 
 
+@runtime_checkable
+class Finishes(Protocol):
+    """An executor whose last step may leave something that is still to be done, as updates that the next one would
+    begin with."""
+
+    def finish(self) -> dict[str, Any]:
+        """Does it, after the last step and before `stop`; returns what the record's end line says of it besides, by the
+        names of zbench.record.fields."""
+
+
 # -- of a workload ----------------------------------------------------------------------------------------------------
 
 

@@ -201,7 +201,14 @@ FIELDS: Mapping[str, Mapping[str, FieldKind]] = {
         "nic_series.interval": POSITIVE.optional,
         **dict.fromkeys(("nic_series.tx", "nic_series.rx"), SERIES.optional),
     },
-    "end": {"run": TEXT, "status": STATUS, "message": TEXT.optional},
+    "end": {
+        "run": TEXT,
+        "status": STATUS,
+        "message": TEXT.optional,
+        **{name: _object(ANY, "seconds").optional for name in ("first_step", "last_update")},
+        **{f"{name}.seconds": AMOUNT.optional for name in ("first_step", "last_update")},
+        "last_update.bytes": _object(AMOUNT).optional,
+    },
 }
 # Lists of the same ranks, or NICs, which are as long as each other; those of NICs in every step of a run.
 ALIKE = (("attention_seconds", "linear_seconds", "exposed_seconds"), ("nic_tx_bytes", "nic_rx_bytes"))

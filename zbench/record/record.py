@@ -4,7 +4,8 @@
      "fingerprint":{...},"facts":{...}}
     {"kind":"about","run":ID, ...}: where training is real, what the ranks found: device, kernel, backend, versions
     {"kind":"step","run":ID,"step":0,"tokens":...,"seconds":..., ...}
-    {"kind":"end","run":ID,"status":"finished" | "interrupted" | "failed","message":...}
+    {"kind":"end","run":ID,"status":"finished" | "interrupted" | "failed","message":...}, and where CPUs update across
+        steps "last_update": seconds and bytes of what the last step left to update; played, "first_step" besides
 
 Raw quantities only: whatever can be derived is derived on reading (zbench.record.metrics). zbench.record.fields has
 what lines hold, zbench.record.writer writes them, and here they are read: every reader of records gets whole runs

@@ -15,7 +15,7 @@ from zbench.console.signals import stop_in, stopped_by
 from zbench.console.table import print_run
 from zbench.describe.batch import Batch
 from zbench.describe.mask import CAUSAL, Mask
-from zbench.interfaces.abilities import SavesCheckpoints, TracesSteps
+from zbench.interfaces.abilities import Finishes, SavesCheckpoints, TracesSteps
 from zbench.interfaces.protocols import Executor, Ready
 from zbench.interfaces.result import StepResult
 from zbench.proof.verify import PlanError, verify_step
@@ -161,11 +161,12 @@ def _play(
             steps.append(line)
             _track(tracker, facts, line)
             meter.show(case.name, step + 1, line["loss"])
+        ended = gives(executor, ".finish", "nothing", dict, executor.finish) if isinstance(executor, Finishes) else {}
         executor.stop()
     except BaseException as error:
         _fail(error, f"step {first + len(steps)}", run_id, writer, tracker, executor)
         raise
-    end = {"kind": "end", "run": run_id, "status": "finished", "message": ""}
+    end = {"kind": "end", "run": run_id, "status": "finished", "message": "", **ended}
     writer.append(end)
     done = Run(start, steps, end, settings.out)
     tracker.finish("finished", of_run(rows([*earlier, done])[-1]))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from zbench.describe.expert_schedule import FLAT
+from zbench.describe.layers.on_hosts import ACROSS_STEPS
 from zbench.describe.units import with_noun
 from zbench.describe.worlds import NOMINAL
 from zbench.interfaces.abilities import PlansPipelines
@@ -37,7 +38,7 @@ def about_words(own: RunCase, parts: Parts, done: Sequence[Run]) -> list[str]:
     chosen += (
         _other_parallelism(done) + _without_pipelines(own) + _kept_for_the_step(own, done) + _in_one_level(own, parts)
     )
-    chosen += open_words(parts)
+    chosen += open_words(parts) + _across_steps(done)
     if parts.simulated:
         return [f"SIMULATED on {where}. Nothing here was measured on hardware.", *chosen]
     measured = f"MEASURED, executor {own.start['config']['choices']['executor']}; plans made for {where}."
@@ -49,6 +50,30 @@ def about_words(own: RunCase, parts: Parts, done: Sequence[Run]) -> list[str]:
     )
     checks = [f"{systems}: {line}" for line in _checks(done, says)]
     return [measured, *chosen, *_not_counted(parts), *_not_waited(own, parts), *checks, *_invalid(done)]
+
+
+def _across_steps(done: Sequence[Run]) -> list[str]:
+    """Says what a run begins and ends with where CPUs update with gradients of the step before."""
+    lines = []
+    for run in done:
+        if (run.start["config"].get("memory") or {}).get("host_updates") != ACROSS_STEPS:
+            continue
+        end = run.end or {}
+        if "last_update" not in end:
+            continue
+        name, last = label(run.start, "system"), f"{end['last_update']['seconds']:.4g} s"
+        if "first_step" in end:
+            lines.append(
+                f"{name}: every step begins with gradients of the one before, as in the midst of training; a run's "
+                f"first step has none and takes {end['first_step']['seconds']:.4g} s, and the updates behind its last "
+                f"one {last}."
+            )
+        else:
+            first = "step 0 had no gradients to begin with, and " if run.steps[0]["step"] == 0 else ""
+            lines.append(
+                f"{name}: {first}what the last step left to update took {last} behind it, which no figure above has."
+            )
+    return lines
 
 
 def _other_parallelism(done: Sequence[Run]) -> list[str]:

@@ -12,6 +12,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.checks import check_whole_number, is_whole
 from zbench.plans.plan import Plan
 from zbench.runtime.checkpoints.folder import Hold, check_files, check_free, check_same, checkpoint_description
+from zbench.runtime.checkpoints.whole_steps import resting_then
 from zbench.runtime.job.step_job import UNTOLD, Sizes, StepJob, StepReport
 from zbench.runtime.measured_steps import RanPart
 from zbench.runtime.processes.fleet import Fleet
@@ -33,20 +34,14 @@ def check_checkpoints(job: StepJob, every: int | None, path: str, resume: str | 
         ValueError: the message names the setting.
     """
     check_whole_number("executor.checkpoint_every", every, 1, or_null=True)
-    if not job.sync.in_rounds:
-        for name, value in (("resume", resume), ("executor.checkpoint_every", every)):
-            if value is not None:
-                raise ValueError(
-                    f"{name} is {value}; executor=torch_whole_step has checkpoints of runs in rounds alone (sync), and "
-                    "with sync=every_step it takes null"
-                )
-        return
     if every is not None:
         check_free(path)
         Hold.of(path).end()  # told now, and not when the baseline has run
     if resume is not None:
         check_same(resume, job.told(), UNTOLD)
         check_files(resume)
+        if not job.sync.in_rounds:
+            resting_then(resume)
 
 
 @dataclass

@@ -3,10 +3,33 @@
 from collections.abc import Mapping, Sequence
 
 from zbench.describe.batch import Batch
+from zbench.describe.degrees import PARAMETER_KINDS, PLAIN, ShardDegrees
 from zbench.describe.expert_schedule import DRAWN, TOKEN_CHOICE, Experts
 from zbench.describe.model import Model
-from zbench.runtime.driver import CheckFailed
+from zbench.describe.sync import RoundSync
+from zbench.runtime.driver import LIMITS, CheckFailed
 from zbench.runtime.job.step_job import Sizes, StepReport
+
+
+def check_dense(checks: Sequence[str], sharding: str | ShardDegrees, sync: RoundSync) -> None:
+    """Refuses checks that compare with a dense model where there is none that a step has to come to.
+
+    Raises:
+        ValueError: the message names the check.
+    """
+    for check in (one for one in checks if one in LIMITS):
+        bits = sharding.bits if isinstance(sharding, ShardDegrees) else PLAIN
+        for name in (one for one in PARAMETER_KINDS if bits.of_kind(one) is not None):
+            raise ValueError(
+                f"check is {check} and sharding.bits.{name} {bits.of_kind(name)}, so that every rank computes with "
+                "other parameters than a dense model; with it check takes bytes or null, and `python -m "
+                "zbench.correctness steps` compares with one process that encodes alike"
+            )
+        if sync.in_rounds:
+            raise ValueError(
+                f"check is {check}; with sync={sync.method} workers train apart, so that no dense model is what they "
+                "have to come to, and it takes bytes or null"
+            )
 
 
 def routed_rows(experts: Experts, model: Model, batch: Batch, reports: Sequence[StepReport]) -> dict[str, float]:
@@ -21,10 +44,9 @@ def routed_rows(experts: Experts, model: Model, batch: Batch, reports: Sequence[
     return {**told, **({"padded": empty / seats} if experts.padded else {"taken": 1 - empty / seats})}
 
 
-def checked_bytes(
-    batch: Batch, every: Sequence[Mapping[str, Sizes]], reports: Sequence[StepReport]
-) -> dict[str, float]:
-    """Returns the bytes that all ranks have sent. every: of each rank, the bytes that steps say, by queue.
+def checked_bytes(where: str, every: Sequence[Mapping[str, Sizes]], reports: Sequence[StepReport]) -> dict[str, float]:
+    """Returns the bytes that all ranks have sent. where: what ran, as "step 3". every: of each rank, the bytes that
+    steps say, by queue.
 
     Raises:
         zbench.runtime.driver.CheckFailed: a rank has sent or received others.
@@ -32,7 +54,7 @@ def checked_bytes(
     for rank, (report, stated) in enumerate(zip(reports, every, strict=True)):
         if report.total() != stated:
             raise CheckFailed(
-                f"check=bytes failed in step {batch.step}: rank {rank} has (sent, received) {report.total()}, "
+                f"check=bytes failed in {where}: rank {rank} has (sent, received) {report.total()}, "
                 f"by queue, and the step says {stated}"
             )
     return {"bytes": float(sum(sent for one in reports for sent, _ in one.total().values()))}

@@ -5,23 +5,22 @@ The driver's side: imports no torch itself. It builds and proves every step and 
 (zbench.runtime.stepping.rank), each of which takes its part of the one order; their reports become one StepResult.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from zbench.console.extras import need
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.describe.degrees import PARAMETER_KINDS, PLAIN, ShardDegrees
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.expert_schedule import DRAWN, USUAL_EXPERTS, Experts
-from zbench.describe.layers.on_hosts import ACROSS_STEPS
 from zbench.describe.overlap import FLAT, LAYER, StepOverlap
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Ready, Workload
 from zbench.interfaces.result import SWITCH, StepResult, kept_rows
 from zbench.plans.plan import Plan
 from zbench.runtime.checkpoints.folder import Hold, checkpoint_description
+from zbench.runtime.checkpoints.whole_steps import described, resting_then
 from zbench.runtime.driver import (
     LIMITS,
     check_difference,
@@ -38,17 +37,19 @@ from zbench.runtime.measured_steps import RanPart, write_measured_steps
 from zbench.runtime.processes.fleet import Fleet
 from zbench.runtime.round_driver import RANK as ROUND_RANK
 from zbench.runtime.round_driver import RoundDriver, check_checkpoints
-from zbench.runtime.step_checks import checked_bytes, routed_rows
-from zbench.runtime.step_measured import step_loss, whole_step_result
+from zbench.runtime.step_checks import check_dense, checked_bytes, routed_rows
+from zbench.runtime.step_measured import step_loss, told_of_update, whole_step_result
 from zbench.runtime.steps.device_seconds import DeviceSeconds
 from zbench.runtime.steps.tokens import tokens_of
 from zbench.runtime.worker_clocks import StepClock
 from zbench.simulated.open_choices import chosen_steps
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.step.byte_law import chosen_rows, stated_bytes
+from zbench.step.passes.memory.last_update import last_update
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.rounds.worker_steps import WorkerSteps
 from zbench.step.passes.routing import ExpertParallel
+from zbench.step.proof.prove import prove_step
 from zbench.step.switch_law import other_pipelines, switch_bytes
 from zbench.step.template import Step
 
@@ -66,7 +67,7 @@ class TorchWholeStep:
     zbench.runtime.job.job.KERNELS; "auto" is the fastest there is. device: "auto" (a GPU if there is one), "cpu" or
     "cuda". timeout: seconds without progress after which the run ends. warmup: passes over the first batch before the
     first step, which are not recorded and train nothing. check: "exact" (in float64), "float32", "bytes".
-    checkpoint_every, checkpoint, resume: of runs in rounds, as of zbench.runtime.executor.Torch.
+    checkpoint_every, checkpoint, resume: as of zbench.runtime.executor.Torch.
 
     Raises:
         ValueError: a setting cannot be, or there are no such steps; the message names it.
@@ -99,38 +100,21 @@ class TorchWholeStep:
     _warm: bool = field(default=False, init=False)
     _hold: Hold | None = field(default=None, init=False)
     _left: Step | None = field(default=None, init=False)  # the step that ranks have parameters where it ends
+    _last: Callable[[], Step] | None = field(default=None, init=False)  # as it would be behind another one
 
     def __post_init__(self) -> None:
         need("torch", f"executor={self.name}")
         common = ("seed", "kernel", "device", "timeout", "warmup", "optimizer")
         check_training(self.cost.gpus.model, self.workload, {name: getattr(self, name) for name in common})
         _ = self.steps  # refuses what there are no steps of
-        if self.cost.gpus.model.host_updates == ACROSS_STEPS:
-            raise ValueError(
-                f"memory.host_updates is {ACROSS_STEPS}; executor={self.name} has no first step, which begins without "
-                "gradients, and no last update, so it takes as_gradients_come or after_backward"
-            )
         if self.experts.skew and self.experts.counted:
             raise ValueError(
                 f"experts.skew is {self.experts.skew}; with experts.routing={self.experts.routing} and "
                 f"executor={self.name} routers choose, and nothing is drawn for a clock, so it takes 0"
             )
-        for check in (one for one in self.check if one in LIMITS):
-            sharding = self.cost.gpus.model.sharding
-            bits = sharding.bits if isinstance(sharding, ShardDegrees) else PLAIN
-            for name in (one for one in PARAMETER_KINDS if bits.of_kind(one) is not None):
-                raise ValueError(
-                    f"check is {check} and sharding.bits.{name} {bits.of_kind(name)}, so that every rank computes with "
-                    "other parameters than a dense model; with it check takes bytes or null, and `python -m "
-                    "zbench.correctness steps` compares with one process that encodes alike"
-                )
+        check_dense(self.check, self.cost.gpus.model.sharding, self.sync)
         if self.sync.in_rounds:
             _ = self.worker_steps
-            for check in (one for one in self.check if one in LIMITS):
-                raise ValueError(
-                    f"check is {check}; with sync={self.sync.method} workers train apart, so that no dense model is "
-                    "what they have to come to, and it takes bytes or null"
-                )
         check_checkpoints(self.job(), self.checkpoint_every, self.checkpoint, self.resume)
 
     @property
@@ -176,10 +160,14 @@ class TorchWholeStep:
         if self.checkpoint_every is not None:
             self._hold = Hold.of(self.checkpoint)
         self._fleet = self._open(rank, job)
-        self._warm, self._left = False, None
+        self._warm, self._left, self._last = False, None, None
         self._rounds = self._new_rounds(self._fleet) if self.sync.in_rounds else None
-        if self._rounds is not None and self.resume is not None:
-            self._rounds.load(self.resume)
+        if self.resume is not None:
+            if self._rounds is not None:
+                self._rounds.load(self.resume)
+            else:
+                self._left, num_tokens = resting_then(self.resume)
+                self._fleet.call("take_over", self.resume, self._left, num_tokens)
         return Ready(self.first_step, {"nic_bytes": COUNTED, "ranks": setup_facts(self._fleet.call("about"))})
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
@@ -214,18 +202,23 @@ class TorchWholeStep:
             return self._step_of_round(self._rounds, batch, plans, trace)
         chosen = chosen_steps(self.experts.exchanges, self.adaptive_recompute, self.steps, batch, plans, self.cost.gpus)
         of = chosen.steps
-        step, tokens = of.of(batch, plans), tokens_of(of.parts(batch, plans))
+        tokens = tokens_of(of.parts(batch, plans))
+        first = of.first_of(batch, plans) if of.model.layers_carried and not self._warm else None
+        step = of.of(batch, plans) if first is None or self.resume is not None else first
         if of.model.rests_on_hosts and self._left is not None and self._left.stages != step.stages:
             raise other_pipelines(of.model.told_of_resting)
         seconds = self.modelled.of(step, plans)
         for _ in range(0 if self._warm else self.warmup):
-            self._fleet.call("step", batch, step, tokens, False, False, seconds)
+            self._fleet.call("step", batch, first or step, tokens, False, False, seconds)
             self._left = step
-        self._warm = True
+        self._warm, self._last = True, lambda: step if first is None else of.of(batch, plans)
         reports: list[StepReport] = self._fleet.call("step", batch, step, tokens, True, trace is not None, seconds)
         check_loss(step_loss(reports), batch.step)
         checked = self.checked(batch, step, reports)
         self._left = step
+        if self.checkpoint_every and (batch.step + 1) % self.checkpoint_every == 0:
+            rests, meta = described(self.job().told(), batch.step + 1, self._last(), batch.num_tokens)
+            self._fleet.call("keep", self.checkpoint, rests, meta)
         if trace is not None:
             write_measured_steps(trace, self.cost.gpus.cluster, [RanPart(step, 0, reports)], is_one_machine())
         result = chosen.told(self.result(batch, reports, checked), batch, plans)
@@ -233,6 +226,22 @@ class TorchWholeStep:
         if (kept := kept_rows(rows)) != 1:
             result = replace(result, bound_seconds=step_bound_seconds(batch, self.cost, kept))
         return replace(result, expert_rows=rows)
+
+    def finish(self) -> dict[str, Any]:
+        """Runs what the last step has left to update, where CPUs update across steps; returns what the record's end
+        says of it, {} of others.
+
+        Raises:
+            as traced_step.
+        """
+        if not self.cost.gpus.model.layers_carried or self._fleet is None or self._last is None:
+            return {}
+        step = last_update(self._last())
+        prove_step(step)
+        reports: list[StepReport] = self._fleet.call("last_update", step)
+        if "bytes" in self.check:
+            checked_bytes("the last update", stated_bytes(step), reports)
+        return {"last_update": told_of_update(reports)}
 
     def stop(self) -> None:
         """Ends the ranks and gives the checkpoint's folder back."""
@@ -286,7 +295,7 @@ class TorchWholeStep:
         self._warm = True
         ran = rounds.step(batch, plans, trace is not None)
         check_loss(step_loss(ran.reports), batch.step)
-        checked = checked_bytes(batch, ran.stated, ran.reports) if "bytes" in self.check else {}
+        checked = checked_bytes(f"step {batch.step}", ran.stated, ran.reports) if "bytes" in self.check else {}
         if self.checkpoint_every and (batch.step + 1) % self.checkpoint_every == 0:
             rounds.save(self.checkpoint, self.job(), batch.step + 1)
         if trace is not None:
@@ -313,5 +322,5 @@ class TorchWholeStep:
             changed = () if fixed else switch_bytes(self._left or step, step)
             for stated, moved in zip(every, changed, strict=not fixed):
                 stated |= {SWITCH: moved} if any(moved) else {}
-            told |= checked_bytes(batch, every, reports)
+            told |= checked_bytes(f"step {batch.step}", every, reports)
         return told

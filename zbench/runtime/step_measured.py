@@ -1,6 +1,7 @@
 """Makes one StepResult of what all ranks measured of a whole step. The driver's side: no torch."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -72,6 +73,15 @@ def whole_step_result(
         nic_series=nic_series(reports, cluster.gpus_per_node),
         nic_tx_for={name: sizes.tolist() for name, sizes in nic[0].items() if sizes.any()},
     )
+
+
+def told_of_update(reports: Sequence[StepReport]) -> dict[str, Any]:
+    """Returns what the record's end says of the updates after the last step: the seconds of the slowest rank, and the
+    bytes that all ranks sent, by queue."""
+    sent = dict[str, int]()
+    for queue, (size, _) in (pair for one in reports for pair in one.total().items()):
+        sent[queue] = sent.get(queue, 0) + size
+    return {"seconds": max(one.seconds for one in reports), "bytes": sent}
 
 
 def _waited(one: StepReport) -> float:

@@ -6,6 +6,7 @@ zbench.simulator.estimate.step is the other one, which plays attention and charg
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from zbench.simulated.known_steps import KnownSteps
 from zbench.simulated.open_choices import ChosenSteps, chosen_steps
 from zbench.simulated.recomputation import ChosenRecompute, forwards_again, recomputing
 from zbench.simulated.rounds import PlayedRounds
-from zbench.simulated.switching import Left, after_switch, played_switch
+from zbench.simulated.switching import BothEnds, Left, after_switch, played_switch
 from zbench.simulated.traced import counted_events, write_whole_step
 from zbench.simulator.clock import Timeline
 from zbench.simulator.steps.account import StepMemory, step_memory
@@ -75,6 +76,7 @@ class Simulated:
     known: KnownSteps = field(default_factory=KnownSteps, repr=False, compare=False)
     _left: Left | None = field(default=None, init=False, repr=False, compare=False)
     _rounds: PlayedRounds | None = field(default=None, init=False, repr=False, compare=False)
+    _ends: BothEnds = field(default_factory=BothEnds, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _ = self.steps  # refuses what there are no steps of
@@ -112,7 +114,7 @@ class Simulated:
 
     def start(self) -> Ready:
         """Begins a run, whose first step finds everything where it wants it and begins the first round."""
-        self._left = None
+        self._left, self._ends = None, BothEnds()
         self._rounds = self._new_rounds() if self.sync.in_rounds else None
         return Ready()
 
@@ -127,6 +129,11 @@ class Simulated:
             return own.result(batch, plans, played, None)
 
         return PlayedRounds(steps, self.cost, told)
+
+    def finish(self) -> dict[str, Any]:
+        """Plays, where CPUs update across steps, what a run begins and ends with: steps that are played are of the
+        midst of training, whichever batch comes first."""
+        return self._ends.ends(self.cost.gpus)
 
     def stop(self) -> None:
         """Has nothing to end."""
@@ -159,6 +166,8 @@ class Simulated:
         parts = self.known.step(chosen.steps, batch, plans, self.cost.gpus)
         step = parts.step
         model = chosen.steps.model
+        if model.layers_carried:
+            self._ends.take((chosen.steps, batch, plans))
         left = Left.of(step, plans, self._left, model.told_of_resting if model.rests_on_hosts else "")
         before, self._left = self._left, left
         moved = played_switch(before, step, plans, self.cost.gpus)

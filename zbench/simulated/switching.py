@@ -1,21 +1,31 @@
-"""The cost of a change of pipelines: parameters and optimizer state move before the step that has other ones, played on
-the same links."""
+"""Between steps. The cost of a change of pipelines: parameters and optimizer state move before the step that has other
+ones, played on the same links. And what a run begins and ends with where CPUs update across steps, and gradients are
+left: a first step that finds none, and updates alone behind the last one."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
+from zbench.describe.batch import Batch
 from zbench.interfaces.result import SWITCH, StepResult
 from zbench.plans.pipelines import Layout
 from zbench.plans.plan import Plan
+from zbench.simulated.drawn_rows import played_rows
 from zbench.simulator.steps.play import PlayedStep, play_step
+from zbench.step.byte_law import stated_bytes
 from zbench.step.elements import ElementHolders, elements_held
+from zbench.step.passes.memory.last_update import last_update
+from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.step.passes.parameters.switch import switch_step
+from zbench.step.passes.proven import ProvenSteps
 from zbench.step.proof.prove import prove_step
 from zbench.step.switch_law import other_pipelines
 from zbench.step.template import Step
+
+PlayedBatch = tuple[ProvenSteps, Batch, tuple[Plan, ...]]  # a run's steps, a batch, its plans
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +54,37 @@ class Left:
 
 def _layout(plans: tuple[Plan, ...]) -> Layout:
     return () if plans[0].pipelines is None else plans[0].pipelines.layout
+
+
+@dataclass(slots=True)
+class BothEnds:
+    """The first and the last batch of a run that were played."""
+
+    first: PlayedBatch | None = None
+    last: PlayedBatch | None = None
+
+    def take(self, one: PlayedBatch) -> None:
+        """Takes a batch whose step was played."""
+        self.first, self.last = self.first or one, one
+
+    def ends(self, cost: Cost) -> dict[str, Any]:
+        """Plays a run's first step, of its first batch, and what is updated behind its last one; returns the seconds of
+        both and the bytes of the updates, by queue, as a record's end has them. cost: of GPUs."""
+        if self.first is None or self.last is None:
+            return {}
+        steps, batch, plans = self.first
+        step = steps.first_of(batch, plans)
+        if steps.experts.counted:
+            step = played_rows(steps, step, batch, plans)
+        first = play_step(step, plans_of_layouts(plans), cost)
+        steps, batch, plans = self.last
+        update = last_update(steps.of(batch, plans))
+        prove_step(update)
+        sent = dict[str, int]()
+        for queue, (size, _) in (pair for one in stated_bytes(update) for pair in one.items()):
+            sent[queue] = sent.get(queue, 0) + size
+        last = play_step(update, (), cost)
+        return {"first_step": {"seconds": first.seconds}, "last_update": {"seconds": last.seconds, "bytes": sent}}
 
 
 def played_switch(before: Left | None, step: Step, plans: tuple[Plan, ...], cost: Cost) -> PlayedStep | None:

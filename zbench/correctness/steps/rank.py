@@ -30,6 +30,7 @@ from zbench.runtime.stepping.weights import OUTSIDE
 from zbench.runtime.steps.seats import SeatParts
 from zbench.runtime.steps.tokens import TokenParts, routes_of
 from zbench.runtime.training.text import END
+from zbench.step.passes.memory.last_update import begun_gradients
 from zbench.step.template import Step
 
 
@@ -145,11 +146,9 @@ class StepRank:
 def _carried(step: Step) -> dict[str, list[int]]:
     """Returns the layers of whose parameters a step begins with gradients, by parameter."""
     found: dict[str, list[int]] = {}
-    for row, first, last in step.resting(step.begins):
-        name = step.layouts[0].tensors[row[0]].name
-        if name[0] == "d" and row[5]:
-            found.setdefault(name[1:], []).extend(range(first, last + 1))
-    return {name: sorted(set(layers)) for name, layers in found.items()}
+    for name, layer in sorted(begun_gradients(step)):
+        found.setdefault(name, []).append(layer)
+    return found
 
 
 def _larger(one: float, other: float) -> float:

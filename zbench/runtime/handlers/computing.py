@@ -99,7 +99,7 @@ def _update(one: Compute, parts: BatchParts, store: Store, layer: int) -> None:
     given: Tensor = store.read(*gradient)[0]
     old, kept = store.read(*weight)[0], store.read(*state)
     parts.machine.messages.times.notes.operands()
-    after = parts.machine.update(weight[0][0], kept if len(kept) > 1 else (old, *kept), given)
+    after = parts.machine.update(weight[0][:2], kept if len(kept) > 1 else (old, *kept), given)
     for cells, fields in zip(one.writes, ((after[0].to(old.dtype),), after[-len(kept) :]), strict=True):
         key = parts.key(cells.tensor, layer + cells.layer)
         store.put(key, Slab.of(parts.formats[cells.tensor], cells.first, cells.second, fields), over=True)

@@ -18,7 +18,6 @@ from zbench.runtime.handlers.context import TokenWords
 from zbench.runtime.handlers.messages import open_messages
 from zbench.runtime.handlers.optimizer import NoUpdate
 from zbench.runtime.handlers.prepared import PreparedStep
-from zbench.runtime.handlers.store import Store
 from zbench.runtime.handlers.token_loss import GivenLosses, NotedScores, PolicyLoss, Scored, TokenLosses, ValueLoss
 from zbench.runtime.job.step_job import StepJob, StepReport
 from zbench.runtime.processes.rendezvous import Rendezvous
@@ -71,8 +70,7 @@ class ModelRank(SteppingRank):
     def kept(self) -> RankState:
         """Returns the parameters and the optimizer state here, as checkpoints have them."""
         assert self.begun is not None, "parameters are drawn before they are kept"
-        store = self.runner.stores.get(self.process, Store())  # nothing of a rank where the model does not lie
-        return RankState(self.rank, self.begun, store, self.updates)
+        return RankState(self.rank, self.begun, self.runner.stores, self.updates)
 
     # -- inside ---------------------------------------------------------------------------------------
     def _node_of(self, num_ranks: int) -> Ints:

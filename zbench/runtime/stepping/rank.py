@@ -5,9 +5,11 @@ A step: its instructions are made, parameters stay where the one before left the
 the step's seconds are counted from there to its end, updates included.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,10 +23,10 @@ from zbench.runtime.handlers.context import TokenWords
 from zbench.runtime.handlers.machine import StepMachine
 from zbench.runtime.handlers.messages import open_messages
 from zbench.runtime.handlers.moving import QUEUE, Mover, changed
-from zbench.runtime.handlers.optimizer import AdamWUpdate, NotedUpdate, NoUpdate, Update
+from zbench.runtime.handlers.optimizer import AcrossSteps, AdamWUpdate, NotedUpdate, NoUpdate, Update
 from zbench.runtime.handlers.prepared import PreparedStep
 from zbench.runtime.handlers.resting import Resting
-from zbench.runtime.handlers.runner import Lost, StepRunner, Whole
+from zbench.runtime.handlers.runner import StepRunner, Whole
 from zbench.runtime.job.job import RankSetup
 from zbench.runtime.job.step_job import StepJob, StepReport
 from zbench.runtime.kernels.elementwise import Elementwise
@@ -33,16 +35,26 @@ from zbench.runtime.kernels.memory import DTYPES
 from zbench.runtime.processes.host import cpu_name, memory_bytes
 from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.runtime.stepping.choices import by_sequence, counted_rows, counted_seats, gathered_choices
-from zbench.runtime.stepping.comparison import Piece, gradient_differences, state_pieces, whole_weights
+from zbench.runtime.stepping.comparison import (
+    Piece,
+    gradient_differences,
+    left_differences,
+    lost_together,
+    state_pieces,
+    whole_weights,
+)
 from zbench.runtime.stepping.dense import DenseGradients, dense_gradients
 from zbench.runtime.stepping.instruments import Instruments, pace_of
+from zbench.runtime.stepping.rank_state import RankState, without_gradients
 from zbench.runtime.stepping.step_report import Ran, step_report
 from zbench.runtime.stepping.weights import InitialWeights
 from zbench.runtime.stepping.words import BatchTargets, BatchWords
 from zbench.runtime.steps.device_seconds import Seconds
 from zbench.runtime.steps.tokens import TokenParts, routes_of
+from zbench.runtime.training.checkpoint import save_checkpoint
 from zbench.runtime.training.text import is_real, sequences
 from zbench.runtime.transport.transport import Traffic
+from zbench.step.passes.memory.last_update import begun_gradients
 from zbench.step.template import Step
 
 
@@ -68,6 +80,7 @@ class SteppingRank:
         machine = StepMachine(self.model, self.device, kernel, messages, NoUpdate())
         self.runner, self.updates = StepRunner(machine, self.board), 0
         self.resting: Resting | None = None  # what the step before has left; None before the first one
+        self.left: Update | None = None  # of the step before, of what it has left gradients of in host memory
 
     @staticmethod
     def prepare() -> None:
@@ -101,31 +114,72 @@ class SteppingRank:
         noted: bool = False,
         seconds: Seconds = (),
     ) -> StepReport:
-        """Runs a step; without `train` everything but the updates, as in a warm-up. tokens: of every micro-batch.
-        noted: the report has notes of what this rank did. seconds: that computes take a paced device."""
+        """Runs a step; without `train` everything but the updates, as in a warm-up of a step that begins without
+        gradients: what a step has left of these stays. tokens: of every micro-batch. noted: the report has notes of
+        what this rank did. seconds: that computes take a paced device."""
         where = f"step {batch.step}"
-        counted = self._counted(batch)
-        update = self._update(counted) if train else NoUpdate()
-        update = NotedUpdate(update) if train and self.job.exact else update
+        counted, begun = self._counted(batch), begun_gradients(step)
+        own = self._update(counted) if train else NoUpdate()
+        noting = NotedUpdate(own) if train and self.job.exact else None
+        update: Update = noting or own
+        if begun:
+            assert self.left is not None, "the step before has left these gradients"
+            update = AcrossSteps(update, self.left, begun)
         self.board.say(f"{where}, making instructions")
         asked = perf_counter()
         prepared = self._prepared(batch, step, tokens, update, seconds)
         compiling = perf_counter() - asked
-        checked = isinstance(update, NotedUpdate)
-        weights = self._weights(where) if checked else {}
+        weights = self._weights(where) if noting else {}
         self.runner.where = f"{where}, "
-        self.runner.lost = {} if checked and step.encodings else None
+        self.runner.lost = {} if noting and step.encodings else None
+        aside = {} if train else without_gradients(self.runner.stores)
         ran = self._run(prepared, where, batch.step if train else None, noted)
         losses = [float(one) / counted for one in self.runner.take(prepared, "loss")]
         worst, swapped = None, 0
-        if isinstance(update, NotedUpdate):
+        if train:
+            self.left = own
+        else:
+            without_gradients(self.runner.stores)
+            for place, held in aside.items():
+                self.runner.stores[place].put_back(held)
+        if noting:
             wanted, off, swapped = self._wanted(batch, prepared, weights, where)
             off += [(abs(loss * counted / wanted.loss - 1), "the loss") for loss in losses]
-            off += gradient_differences(prepared, update.found, wanted.gradients, self._lost())
+            lost = lost_together(self.runner.lost, self.group)
+            off += gradient_differences(prepared, noting.found, wanted.gradients, lost, begun)
+            off += left_differences(prepared, self.runner.stores, wanted.gradients, lost)
             worst = max(off, key=lambda one: (one[0] != one[0], one[0]), default=(0.0, "nothing"))  # NaN first
         found = self._report(self.runner, ran, compiling, prepared if noted else None)
         found = replace(found, loss=losses[0] if losses else None, worst=worst)
         return replace(found, seats=counted_seats(prepared), rows=counted_rows(prepared), swapped=swapped)
+
+    def last_update(self, step: Step) -> StepReport:
+        """Runs the updates that the last step has left (zbench.step.passes.memory.last_update)."""
+        assert self.left is not None, "a step has left gradients"
+        where = self.runner.where = "the last update"
+        self.board.say(f"{where}, making instructions")
+        asked = perf_counter()
+        machine = replace(self.runner.machine, update=self.left, choices={})
+        prepared = PreparedStep.of(step, self.process, machine, (), ())
+        compiling = perf_counter() - asked
+        return self._report(self.runner, self._run(prepared, where, None), compiling)
+
+    def keep(self, path: str, rests: Step, meta: Mapping[str, Any]) -> None:
+        """Writes a checkpoint between two steps. rests: what rests then (zbench.step.passes.memory.resting_step); meta:
+        what the checkpoint says of itself."""
+        self.board.wait("a checkpoint")
+        prepared = PreparedStep.of(rests, self.process, self.runner.machine, (), ())
+        save_checkpoint(path, RankState(self.rank, prepared, self.runner.stores, self.updates), meta)
+        self.board.resume()
+
+    def take_over(self, path: str, rests: Step, num_tokens: int) -> None:
+        """Takes over a checkpoint before the first step. rests: as of keep; num_tokens: of the last step before it."""
+        self.board.wait("a checkpoint")
+        prepared = PreparedStep.of(rests, self.process, self.runner.machine, (), ())
+        kept = RankState.loaded(path, self.rank, prepared, self.device)
+        self.runner.stores, self.updates, self.resting = dict(kept.stores), kept.updates, Resting.before(prepared)
+        self.left = AdamWUpdate(self.job.optimizer, self.updates, num_tokens)
+        self.board.resume()
 
     def close(self) -> None:
         """Ends the group of ranks."""
@@ -215,7 +269,7 @@ class SteppingRank:
         """Returns all parameters as they are before the step, on rank 0; nothing on others. Collective."""
         self.board.wait(f"{where}, gathering parameters")
         assert self.resting is not None, "parameters are drawn before the first step"
-        mine = state_pieces(self.resting, self.runner.stores)
+        mine = state_pieces(self.resting, self.runner.stores, self.left)
         every: list[list[Piece]] | None = [[]] * dist.get_world_size() if self.rank == 0 else None
         dist.gather_object(mine, every, 0, self.group)
         self.board.resume()
@@ -250,14 +304,3 @@ class SteppingRank:
         self.board.resume()
         assert found[0] is not None, "rank 0 has told it"
         return found[0], faults, swapped
-
-    def _lost(self) -> dict[Lost, float]:
-        """Returns what values of every cell may have lost in the transfers of all ranks together. Collective where
-        transfers are encoded."""
-        found: dict[Lost, float] = {}
-        if self.runner.lost is not None:
-            every: list[dict[Lost, float]] = [{}] * dist.get_world_size()
-            dist.all_gather_object(every, self.runner.lost, self.group)
-            for key, most in (pair for one in every for pair in one.items()):
-                found[key] = found.get(key, 0.0) + most
-        return found

@@ -1,5 +1,5 @@
-"""The state of a rank between two steps, for checkpoints: parameters and optimizer state; in the midst of a round outer
-parameters, their momentum and the average that is under way besides."""
+"""The state of a rank between two steps, for checkpoints: parameters, optimizer state, and gradients that the next step
+updates with; in the midst of a round outer parameters, their momentum and the average that is under way besides."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,55 +9,74 @@ from torch import Tensor
 
 from zbench.runtime.handlers.formats import WHOLE, Format, base_name
 from zbench.runtime.handlers.prepared import PreparedStep, items_of
-from zbench.runtime.handlers.store import Key, Slab, Store
+from zbench.runtime.handlers.store import Held, Key, Slab, Store
 from zbench.runtime.steps.instructions import Parts
+from zbench.runtime.training.checkpoint import load_checkpoint
 from zbench.step.template import Items
 
 
 @dataclass
 class RankState:
     """The state of a rank between two steps. prepared: a step that begins with it, in a round what that ends with.
-    updates: of the optimizer so far, in a round the worker's own. late: the ends of rounds whose averages are under
-    way."""
+    stores: of the rank's places. updates: of the optimizer so far, in a round the worker's own. late: the ends of
+    rounds whose averages are under way."""
 
     rank: int
     prepared: PreparedStep
-    store: Store
+    stores: Mapping[int, Store]
     updates: int = 0
     late: Sequence[PreparedStep] = ()
 
     def state(self) -> dict[str, Tensor]:
         """Returns all of it by name, each rank's under names of its own; waits for the average under way."""
         found = {self._updates: torch.tensor([self.updates])}
-        for name, key, of, first, second in self._items():
-            there = key in self.store.held
+        for name, key, of, places, (first, second) in self._items():
+            store = self.stores[places[0]]
+            there = key in store.held
             for field, (_, dtype) in enumerate(of.fields):
                 found[f"{name}.{field}"] = (
-                    self.store.read(key, of, first, second)[field].contiguous()
+                    store.read(key, of, first, second)[field].contiguous()
                     if there
-                    else torch.zeros(of.shape(field, first, second), dtype=dtype, device=self.store.device)
+                    else torch.zeros(of.shape(field, first, second), dtype=dtype, device=store.device)
                 )
+        return found
+
+    @staticmethod
+    def loaded(path: str, rank: int, prepared: PreparedStep, device: torch.device) -> "RankState":
+        """Returns the state that a checkpoint has. Collective."""
+        found = RankState(rank, prepared, {place: Store(device) for place in prepared.places})
+        load_checkpoint(path, found)
         return found
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Puts what `state` has in place of what is there."""
         self.updates = int(state[self._updates])
-        for name, key, of, first, second in self._items():
+        for name, key, of, places, (first, second) in self._items():
             fields = tuple(state[f"{name}.{field}"].clone() for field in range(len(of.fields)))
-            self.store.put(key, Slab.of(of, first, second, fields), over=True)
+            for place in places:
+                self.stores[place].put(key, Slab.of(of, first, second, fields), over=True)
 
     @property
     def _updates(self) -> str:
         return f"rank {self.rank}.updates"
 
-    def _items(self) -> Iterator[tuple[str, Key, Format, Parts, Parts]]:
-        """Yields (name, key, format, cells) of what the rank has."""
+    def _items(self) -> Iterator[tuple[str, Key, Format, list[int], tuple[Parts, Parts]]]:
+        """Yields (name, key, format, places, cells) of what the rank has."""
         for at, prepared in enumerate((self.prepared, *self.late)):
             parts = prepared.batches[0]
-            for number, (tensor, layer, _, first, second) in enumerate(items_of(prepared, prepared.step.begins)):
+            for number, (tensor, layer, places, *cells) in enumerate(items_of(prepared, prepared.step.begins)):
                 name, key = parts.layout.tensors[tensor].name, parts.key(tensor, layer)
                 if base_name(name) in WHOLE and (not at or _is_average(name)):  # the first step has all else
-                    yield f"rank {self.rank}.{name}.{key[1]}.{number}", key, parts.formats[tensor], first, second
+                    called = f"rank {self.rank}.{name}.{key[1]}.{number}"
+                    yield called, key, parts.formats[tensor], places, (cells[0], cells[1])
+
+
+def without_gradients(stores: Mapping[int, Store]) -> dict[int, Held]:
+    """Takes gradients that a step has left for the next one out of stores; returns them by place."""
+    return {
+        place: store.set_aside([key for key in store.held if _is_average(key[0]) and key[0][1:] in WHOLE])
+        for place, store in stores.items()
+    }
 
 
 def averages(prepared: PreparedStep, items: Items) -> list[Key]:

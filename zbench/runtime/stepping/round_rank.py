@@ -145,7 +145,7 @@ class RoundRank(SteppingRank):
     def _kept(self, whole: Step, late: Sequence[FragmentEnd]) -> RankState:
         prepared = PreparedStep.of(whole, self.rank, self.outer.machine, (), ())
         arriving = [self._prepared_end(one) for one in late]
-        return RankState(self.rank, prepared, self.outer.stores[self.rank], self.updates, arriving)
+        return RankState(self.rank, prepared, self.outer.stores, self.updates, arriving)
 
     def _take_out(self, kept: RankState, late: Sequence[FragmentEnd]) -> None:
         """Takes all averages under way out of the store, each by itself."""

@@ -138,8 +138,9 @@ def gpu_queues(cluster: Cluster) -> int:
 
 
 def all_queues(cluster: Cluster) -> int:
-    """Returns the number of queues of all GPUs, and of the CPUs of all nodes, which have one and come after them."""
-    return cluster.num_ranks * gpu_queues(cluster) + cluster.num_nodes
+    """Returns the number of queues of all GPUs, and after them of the CPUs of all host memories: a node's, or, where
+    layers are in stages, each GPU's part of it."""
+    return cluster.num_ranks * gpu_queues(cluster) + cluster.num_ranks
 
 
 class PlacedOps(NamedTuple):

@@ -48,7 +48,8 @@ class ProvenSteps:
     has some are laid out and chosen. cluster: of GPUs; None: nothing has to fit. workers: that train apart in rounds,
     of which these steps are one's (zbench.step.passes.rounds); num_gpus are its own. recompute: what is recomputed of
     layers, None: as the model says. offloaded: of each plan, of how many first layers something is in host memory,
-    likewise; of which tokens overlap says, or the model.
+    likewise; of which tokens overlap says, or the model. begun: whether steps begin with gradients in host memory where
+    CPUs update across steps; a run's first one does not.
 
     Raises:
         ValueError: there are no such steps.
@@ -65,6 +66,7 @@ class ProvenSteps:
     workers: int = 1
     recompute: str | SomeLayers | None = None
     offloaded: tuple[int, ...] | None = None
+    begun: bool = True
 
     def __post_init__(self) -> None:
         model, experts = self.model, self.experts
@@ -213,6 +215,14 @@ class ProvenSteps:
         """Returns the steps in which exchanges cut a GPU's own tokens in so many slices."""
         return replace(self, overlap=replace(self.overlap, exchanges=replace(self.overlap.exchanges, slices=count)))
 
+    def first_of(self, batch: Batch, plans: Sequence[Plan]) -> Step:
+        """Returns a run's first step, which begins with no gradients in host memory, proven.
+
+        Raises:
+            as `of`.
+        """
+        return replace(self, begun=False).of(batch, plans)
+
     def of(self, batch: Batch, plans: Sequence[Plan]) -> Step:
         """Returns the step of a batch's plans, proven.
 
@@ -242,7 +252,7 @@ class ProvenSteps:
             most = [model.offloaded_layers(model.num_layers)] * len(step.layouts)
             layers = most if self.offloaded is None else self.offloaded
             sent = [one.sent for one in self.parts(batch, plans)] if shares else []
-            step = with_host_memory(step, model, self.cluster.gpus_per_node, layers, sent)
+            step = with_host_memory(step, model, self.cluster.gpus_per_node, layers, sent, self.begun)
             check_host_room(step, model, self.cluster)
         return step
 

@@ -17,7 +17,7 @@ from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import COMPUTE, SEND, Operations, operation_row
 from zbench.step.template import AT_HOME, COMPLETE, GONE, Items, Template
-from zbench.step.tensor import NONE
+from zbench.step.tensor import NONE, Tensor
 
 OF_HEAD = ("gl", "wh", "vh")  # parameters whose gradients are there before those of any layer
 Rows = list[list[int]]
@@ -43,13 +43,15 @@ class HostLayers:
     optimizer: of so many last ones it is optimizer state, and that of the head; where it is all layers, of all
     parameters. parameters: of so many first ones it is parameters. carried: of so many of those with optimizer state,
     spread evenly with the lowest among them, it is gradients, too, which are for the next step to update with; so it is
-    of the table then.
+    of the table then. begun: whether a step begins with such gradients; a run's first one does not, and has nothing to
+    update with.
     """
 
     num_layers: int
     optimizer: int
     parameters: int = 0
     carried: int = 0
+    begun: bool = True
 
     def of_layer(self, layer: int) -> OnHosts:
         """Returns what of a layer rests there; of one that there is not, as of the one next to it."""
@@ -132,7 +134,7 @@ class HostItems:
         if before:
             tables = [Operations.of(before).table, operations.table, Operations.of(after).table]
             operations = Operations.of_tables(tables)
-        if not updates:
+        if not updates and self.layers.begun:
             needs, leaves = (self._later(items, kind_of) for items in (needs, leaves))
             operations = self._reading_later(operations, kind_of)
         return replace(template, operations=operations, needs=needs, leaves=leaves)
@@ -199,15 +201,19 @@ class HostItems:
                     found.append([tensor, layer, self.lists.number(PLACE, [host]), *cells, 0, row[6], 0])
         return Items.of(found)
 
-    def resting(self, items: Items, hops: Mapping[str, int]) -> Items:
-        """Returns what the step begins or ends with, range of layers by range of layers. hops: of gradients, by their
+    def resting(self, items: Items, hops: Mapping[str, int], begins: bool = False) -> Items:
+        """Returns what the step ends, or begins, with, range of layers by range of layers. hops: of gradients, by their
         names, how often they were encoded with loss."""
         found, last, firsts = Rows(), dict[int, Rows](), self.layers.firsts
+        has_gradients, updated = self.layers.begun or not begins, self.layers.begun
         for first, after in pairwise([*firsts, self.layers.num_layers]):
             kind_of, mine = _alike(self.layers.of_layer(first)), dict[int, Rows]()
             for row in self.entries(items, kind_of, True).rows():
+                is_state = self.is_weight(row[0]) or self.is_state(row[0])
+                if not updated and is_state and self._kind(row[0], 0, kind_of).gradients:
+                    row[6] = 0  # its first update is the next step's
                 mine.setdefault(row[0], []).append(row)
-            for tensor in [one for one in mine if self.is_weight(one)]:
+            for tensor in [one for one in mine if has_gradients and self.is_weight(one)]:
                 name = f"d{self.layout.tensors[tensor].name}"
                 gradient = self.layout.number[name]
                 if self._kind(tensor, 0, kind_of).gradients:
@@ -223,6 +229,23 @@ class HostItems:
                     found += [[tensor, first, *row[2:]] for row in rows]
                 last[tensor] = [] if rows[0][2] == GONE else rows
         return Items.of(found)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors of the layout as the step has them: a first step reads no gradient that is for the next one."""
+        if self.layers.begun:
+            return self.layout.tensors
+        read, every = self.layers, range(self.layers.num_layers)
+        carried = [layer for layer in every if read.of_layer(layer).gradients]
+        unread = set[str]()
+        for at, one in enumerate(self.layout.tensors):
+            if not self.is_weight(at):
+                continue
+            first, last = one.layers_of(0, len(every) - 1, self.leading)
+            is_all = set(range(first, last + 1)) <= set(carried)
+            if is_all if one.layers != NONE else self._kind(at, 0, read.of_layer).gradients:
+                unread.add(f"d{one.name}")
+        return tuple(replace(one, hops=0) if one.name in unread else one for one in self.layout.tensors)
 
     def _is_at_host(self, row: Sequence[int]) -> bool:
         """Returns whether an entry is of items in host memory."""

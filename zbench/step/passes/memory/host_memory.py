@@ -105,10 +105,11 @@ def _sent_by_layer(step: Step, template: Template) -> tuple[Ints, int]:
 
 
 def with_host_memory(
-    step: Step, model: Model, gpus_per_node: int, layers: Sequence[int], sent: Sequence[Flags] = ()
+    step: Step, model: Model, gpus_per_node: int, layers: Sequence[int], sent: Sequence[Flags] = (), begun: bool = True
 ) -> Step:
     """Returns a step with what its model has in host memory. layers: of each micro-batch's layout, of how many first
-    layers of every stage something is there; sent: and of which parts of t, bool [parts], (): of all.
+    layers of every stage something is there; sent: and of which parts of t, bool [parts], (): of all. begun: whether it
+    begins with gradients of a step before where CPUs update across steps.
 
     Raises:
         ValueError: parameters are updated on several GPUs.
@@ -116,7 +117,7 @@ def with_host_memory(
     if model.layers_on_hosts:
         step = with_kept_on_hosts(step, gpus_per_node, layers, model.activations_on_hosts, sent)
     counts = model.layers_updated_on_hosts, model.parameters_on_hosts, model.layers_carried
-    resting = HostLayers(model.num_layers, *counts)
+    resting = HostLayers(model.num_layers, *counts, begun)
     if not (resting.optimizer or resting.parameters):
         return step
     return with_optimizer_on_hosts(step, gpus_per_node, resting, model.host_updates)

@@ -11,7 +11,8 @@ begin is a choice:
   others are updated.
 - **across steps**: of some layers gradients are sent as they come, and the next step begins with them: its forward of
   a layer waits for that one's update alone, and those of the others are beside it, the lowest layers first (AutoHete,
-  arXiv 2503.01890). All other layers are updated as their gradients come.
+  arXiv 2503.01890). All other layers are updated as their gradients come. A run's first step has none to begin with,
+  and what its last one leaves is updated by itself (zbench.step.passes.memory.last_update).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from zbench.step.template import AT_HOME, COMPLETE, Instance, Items, Template
 # Templates that update: of layers, also dense ones before others; of what is outside them, or of the table alone; of
 # the head, which is made here but where that is on a stage of its own.
 UPDATES, ENDS, HEAD = ("optimizer", "optimizer_dense"), ("optimizer_ends", "optimizer_embedding"), "optimizer_head"
+FIRST = "_first"  # how the names of templates end that update with gradients which a step begins with
 _LAST_OF_LAYERS = (*BACKWARDS, "reduce", "reduce_rest")
 _LAST_OF_HEAD = ("head", "reduce_head")
 
@@ -90,9 +92,12 @@ class HostUpdates:
         """Puts the templates of an update in the place of one, and behind the others. first: whether a step begins with
         its gradients."""
         parts = self._parted(template, first)
+        if first and not self.items.layers.begun:
+            templates[number] = parts.sent
+            return _Numbers(number, -1, True)
         if first or self.when == AFTER_BACKWARD:
             soon = parts.sent
-            late = _one_after_another(parts.updated, parts.back, f"{template.name}_{'first' if first else 'late'}")
+            late = _one_after_another(parts.updated, parts.back, f"{template.name}{FIRST if first else '_late'}")
         else:
             soon, late = _one_after_another(parts.sent, parts.updated, template.name), parts.back
         templates[number] = soon
@@ -124,8 +129,9 @@ class HostUpdates:
         on_hosts = [row for row in leaves if row[2] != AT_HOME and of.is_weight(row[0])]
         name, before, gone, stays = template.name, [row for row in needs if row not in gradients], Rows(), Rows()
         if first:
-            gone = [[*row[:6], 1, *row[7:]] for row in before if of.is_weight(row[0])]
-            stays = [row for row in leaves if of.is_weight(row[0])]
+            version = int(of.layers.begun)  # how often the step has updated them then
+            gone = [[*row[:6], version, *row[7:]] for row in before if of.is_weight(row[0])]
+            stays = [[*row[:6], version, *row[7:]] for row in leaves if of.is_weight(row[0])]
             before = [row for row in before if of.is_state(row[0])] + [[*row[:6], 0, *row[7:]] for row in stays]
         there, after = Items.of([*gradients, *gone]), Items.of([*at_hosts, *stays])
         return _Parts(
@@ -208,7 +214,7 @@ class HostUpdates:
             for layer in sorted(of_layer)
             if of_layer[layer].first
         ]
-        found = _together(first)
+        found = _together([one for one in first if one.template >= 0])
         for entry, one in enumerate(order):
             if one.template in self.layers or one in (rest, of_head):
                 continue

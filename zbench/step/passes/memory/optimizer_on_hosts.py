@@ -50,7 +50,8 @@ def with_optimizer_on_hosts(
     templates, order, of = by_layers(step.templates, step.order, offsets, layers.of_layer, changed)
     own = [one for one in step.templates if one.name in (*UPDATES, *ENDS, HEAD)]
     of_gradients = [(step.layouts[one.layout].tensors[row[0]].name, row[7]) for one in own for row in one.needs.rows()]
-    begins, ends = (every[0].resting(items, dict(of_gradients)) for items in (step.begins, step.ends))
+    begins = every[0].resting(step.begins, dict(of_gradients), True)
+    ends = every[0].resting(step.ends, dict(of_gradients))
     if layers.optimizer:
         names = [step.templates[number].name.split(".")[0] for number in of]
         played = {one.template: layers.of_layer(one.layer) for one in order if names[one.template] in UPDATES}
@@ -62,7 +63,7 @@ def with_optimizer_on_hosts(
     return replace(
         step,
         num_hosts=num_hosts,
-        layouts=tuple(replace(one.layout, lists=one.lists.lists()) for one in every),
+        layouts=tuple(replace(one.layout, tensors=one.tensors, lists=one.lists.lists()) for one in every),
         templates=tuple(templates),
         order=tuple(order),
         begins=begins,
