@@ -1,6 +1,7 @@
 """The cost of a change of pipelines: parameters and optimizer state move before the step that has other ones, played on
 the same links."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +15,6 @@ from zbench.simulator.steps.play import PlayedStep, play_step
 from zbench.step.elements import ElementHolders, elements_held
 from zbench.step.passes.parameters.switch import switch_step
 from zbench.step.proof.prove import prove_step
-from zbench.step.switch_law import other_pipelines
 from zbench.step.template import Step
 
 
@@ -27,19 +27,12 @@ class Left:
     held: ElementHolders
 
     @staticmethod
-    def of(step: Step, plans: tuple[Plan, ...], before: "Left | None", on_hosts: str = "") -> "Left":
-        """Returns what a step leaves; `before` itself where its pipelines are those of the step before. on_hosts: the
-        key by which it rests in host memory, "" where it does not.
-
-        Raises:
-            ValueError: it rests in host memory, and pipelines are others.
-        """
+    def of(step: Step, plans: tuple[Plan, ...], before: "Left | None") -> "Left":
+        """Returns what a step leaves; `before` itself where its pipelines are those of the step before."""
         layout = _layout(plans)
         if before is not None and before.layout == layout:
             return before
-        if on_hosts and before is not None:
-            raise other_pipelines(on_hosts)
-        return Left(layout, ElementHolders(step.num_gpus, {}, {}) if on_hosts else elements_held(step, step.ends))
+        return Left(layout, elements_held(step, step.ends))
 
 
 def _layout(plans: tuple[Plan, ...]) -> Layout:
@@ -53,17 +46,18 @@ def played_switch(before: Left | None, step: Step, plans: tuple[Plan, ...], cost
     """
     if before is None or before.layout == _layout(plans):
         return None
-    switch = switch_step(before.held, elements_held(step, step.begins))
+    switch = switch_step(before.held, elements_held(step, step.begins), cost.cluster.gpus_per_node)
     if switch is None:
         return None
     prove_step(switch)
     return play_step(switch, (), cost)
 
 
-def after_switch(result: StepResult, moved: PlayedStep) -> StepResult:
+def after_switch(result: StepResult, moved: PlayedStep, hosts: Sequence[int]) -> StepResult:
     """Returns the result of a step that began when everything had moved: nothing hides it, and all ranks wait for
-    parameters meanwhile."""
+    parameters meanwhile. hosts: the most bytes in every node's host memory meanwhile, [0] where nothing rests there."""
     ranks = len(result.communication_seconds)
+    peak = np.maximum(result.peak_bytes, moved.memory.peak[:ranks])
 
     def more(seconds: list[float], others: Floats) -> list[float]:
         found: list[float] = (np.array(seconds) + others).tolist()
@@ -80,6 +74,9 @@ def after_switch(result: StepResult, moved: PlayedStep) -> StepResult:
         exposed_seconds=more(result.exposed_seconds, moved.exposed),
         nic_tx_bytes=(np.array(result.nic_tx_bytes) + sent).tolist(),
         nic_rx_bytes=(np.array(result.nic_rx_bytes) + received).tolist(),
+        peak_bytes=peak.tolist(),
+        host_bytes=[max(pair) for pair in zip(result.host_bytes, hosts, strict=True)] if hosts else result.host_bytes,
+        out_of_memory=result.out_of_memory or bool(peak.max() > result.capacity_bytes),
         phases={**result.phases, "forward": result.phases["forward"] + moved.seconds, SWITCH: moved.seconds},
         seconds_for={**result.seconds_for, "waiting_parameters": [one + moved.seconds for one in waiting]},
         nic_tx_for={**result.nic_tx_for, **({SWITCH: sent.tolist()} if sent.any() else {})},

@@ -80,9 +80,9 @@ def elements_held(step: Step, items: Items) -> ElementHolders:
     return ElementHolders(step.num_gpus, units, holders)
 
 
-def element_moves(before: ElementHolders, after: ElementHolders) -> Iterator[ElementMoves]:
+def element_moves(before: ElementHolders, after: ElementHolders, stays: bool = False) -> Iterator[ElementMoves]:
     """Yields what has to move for what is held after, tensor by tensor; of several layers with the same holders,
-    once."""
+    once. stays: and what is in host memory and has not to."""
     alike: dict[tuple[str, int, int], list[int]] = defaultdict(list)
     for (name, layer), needs in after.holders.items():
         alike[name, id(before.holders[name, layer]), id(needs)].append(layer)
@@ -92,8 +92,8 @@ def element_moves(before: ElementHolders, after: ElementHolders) -> Iterator[Ele
         gpus = after.num_gpus
         there, wanted = (_flags(one, 2 * gpus, edges) for one in (has, needs))
         lacks = wanted & ~there
-        if lacks.any():
-            hosts = HostPieces(there[gpus:], wanted[gpus:]) if wanted[gpus:].any() else None
+        hosts = HostPieces(there[gpus:], wanted[gpus:]) if wanted[gpus:].any() else None
+        if lacks.any() or (stays and hosts is not None):
             sizes = after.units[name] * np.diff(edges)
             yield ElementMoves(name, tuple(layers), sizes, there[:gpus], lacks[:gpus], hosts)
 
