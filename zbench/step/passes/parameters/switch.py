@@ -4,12 +4,13 @@ left them to where the next wants them.
 What a GPU has already stays, what it lacks comes from a GPU that has it, in a message for each pair, tensor and layer:
 of several that have it GPU p asks number p, counted round, in the order of GPUs. Tensor follows tensor, in one order
 everywhere; what rests in host memory goes over two GPUs (zbench.step.passes.parameters.switch_hosts), which have room
-for two tensors of a layer of it: one comes while the one before goes. It is what executor=torch_whole_step does between
-two steps.
+for a tensor of a layer of each stage, and one more: these come while the one before goes. It is what
+executor=torch_whole_step does between two steps.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -51,12 +52,12 @@ def moving_step(
     indices = [Index(f"{letter}{number}", one.sizes) for number, one in enumerate(every)]
     lists = ListTable({**{one.name: len(one) for one in indices}, PLACE: gpus + num_hosts})
     tensors: list[Tensor] = []
-    turns: list[tuple[Rows, Rows]] = []
+    turns: list[_Turn] = []
     begins: list[list[int]] = []
     ends: list[list[int]] = []
-    for one, index in zip(every, indices, strict=True):
+    for number, (one, index) in enumerate(zip(every, indices, strict=True)):
         sends = _sends(one)
-        for layer in one.layers:
+        for turn, layer in enumerate(one.layers):
             what = len(tensors)
             home = np.full(len(index), -1, np.int64)
             tensors.append(Tensor(f"{one.tensor}_{layer}", (index.name,), "copy", "", "none", unit, home))
@@ -65,7 +66,7 @@ def moving_step(
                 for ends_of, pieces in sends
             ]
             here, behind = through_gpus(one, what, index.name, lists, node_of)
-            turns.append((between + here, behind))
+            turns.append(_Turn((one.tensor, turn, number), between + here, behind))
             for rows, hosts, flags in ((begins, "has", one.has), (ends, "wants", one.has | one.lacks)):
                 at_hosts = [] if one.hosts is None else [of_nodes(getattr(one.hosts, hosts), node_of)]
                 rows += flagged_items(lists, index.name, what, np.concatenate([flags, *at_hosts]))
@@ -75,13 +76,27 @@ def moving_step(
     return Step(gpus, num_hosts, 0, (), (layout,), (template,), (Instance(0, 0),), needs, leaves)
 
 
-def _in_turns(turns: Sequence[tuple[Rows, Rows]]) -> Rows:
-    """Returns all operations. turns: of each tensor of a layer those that bring it to GPUs, and those that take it from
-    them to hosts, which follow when the next one is brought."""
-    found = Rows()
-    for (here, _), (_, before) in zip(turns, [([], []), *turns[:-1]], strict=True):
-        found += [*here, *before]
-    return found + (turns[-1][1] if turns else [])
+class _Turn(NamedTuple):
+    """The operations of a tensor of a layer. key: the tensor, which of the layers with the same holders it is, and the
+    number of these holders; here: what brings it to GPUs; behind: what takes it from there to hosts."""
+
+    key: tuple[str, int, int]
+    here: Rows
+    behind: Rows
+
+
+def _in_turns(turns: Sequence[_Turn]) -> Rows:
+    """Returns all operations. Where something goes to hosts, layers with other holders follow each other, so that all
+    links are busy, and each is taken to hosts when as many as there are of these, and one more, have been brought."""
+    hosted = {one.key[0] for one in turns if one.behind}
+    if not hosted:
+        return [row for one in turns for row in one.here]
+    ordered, found = sorted(turns, key=lambda one: one.key), Rows()
+    ahead = max(Counter(one.key[0] for one in turns if one.key[1] == 0 and one.key[0] in hosted).values())
+    for number, one in enumerate(ordered):
+        found += one.here
+        found += ordered[number - ahead].behind if number >= ahead else []
+    return found + [row for one in ordered[-ahead:] for row in one.behind]
 
 
 def _sends(change: ElementMoves) -> list[tuple[tuple[int, int], Ints]]:

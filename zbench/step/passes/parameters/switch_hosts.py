@@ -4,7 +4,7 @@ A node has one host memory, which its GPUs' processes map, whichever part a GPU'
 node is handed over, and is no operation. What another node wants leaves over the link of the GPU that it belonged to,
 crosses the network between the two GPUs, and arrives over the link of the GPU that it belongs to from now on: three
 sends, and both GPUs forget it. A NIC could read pinned host memory by itself, and would put the same bytes on the same
-links; through GPUs it takes what trains already, NCCL's groups of GPUs, and room for two tensors of a layer. What the
+links; through GPUs it takes what trains already, NCCL's groups of GPUs, and room for a few tensors. What the
 new GPU has itself, or gets, as it computes with it, does not come a second time: its host gets it from there.
 """
 
