@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from tests.helpers.oracles import small
-from tests.helpers.steps import MODEL, pipeline_plans, plan_of
+from tests.helpers.steps import MODEL, pipeline_plans, plan_of, rejected_mutants
+from zbench.correctness.steps.mutate import KINDS
+from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.cost.cost import Cost
 from zbench.simulator.steps.expand import OP
 from zbench.simulator.steps.play import play_layers
@@ -236,3 +238,12 @@ def test_what_no_host_has_cannot_move() -> None:
     lost = {place: runs for place, runs in there.holders["swo", 1].items() if place != 4}
     with pytest.raises(ValueError, match=r"^no host memory has all of swo that node 0 lacks$"):
         switch_step(ElementHolders(4, there.units, {**there.holders, ("swo", 1): lost}), wanted, 2)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_broken_change_is_rejected_where_the_unrolled_walk_says_so(seed: int) -> None:
+    before, after = (with_hosts(step_of(one, "1"), 2) for one in (SHAPES[seed], SHAPES[seed + 1]))
+    step = switch_step(*held_by(before, after), 2)
+    assert step is not None
+    assert not unrolled_fault(step)
+    assert rejected_mutants(step, seed, 4 * len(KINDS)) > len(KINDS)

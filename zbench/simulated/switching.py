@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.describe.arrays import Floats
+from zbench.describe.arrays import Floats, Ints
 from zbench.interfaces.result import SWITCH, StepResult
 from zbench.plans.pipelines import Layout
 from zbench.plans.plan import Plan
@@ -50,7 +50,20 @@ def played_switch(before: Left | None, step: Step, plans: tuple[Plan, ...], cost
     if switch is None:
         return None
     prove_step(switch)
-    return play_step(switch, (), cost)
+    played = play_step(switch, (), cost)
+    beside = _beside(before.held, switch, cost.cluster.gpus_per_node)
+    return replace(played, memory=replace(played.memory, peak=played.memory.peak + beside))
+
+
+def _beside(held: ElementHolders, switch: Step, gpus_per_node: int) -> Ints:
+    """Returns the bytes of what rests on every place of a change while other tensors move, int64 [places]."""
+    moving, found = switch.layouts[0].number, np.zeros(2 * held.num_gpus, np.int64)
+    for (name, layer), holders in held.holders.items():
+        if f"{name}_{layer}" not in moving:
+            for place, runs in holders.items():
+                found[place] += held.units[name] * int((runs[:, 1] - runs[:, 0]).sum())
+    on_hosts = found[held.num_gpus :].reshape(-1, gpus_per_node).sum(axis=1)
+    return np.concatenate([found[: held.num_gpus], on_hosts[: switch.num_hosts]])
 
 
 def after_switch(result: StepResult, moved: PlayedStep, hosts: Sequence[int]) -> StepResult:

@@ -138,8 +138,9 @@ def gpu_queues(cluster: Cluster) -> int:
 
 
 def all_queues(cluster: Cluster) -> int:
-    """Returns the number of queues of all GPUs, and of the CPUs of all nodes, which have one and come after them."""
-    return cluster.num_ranks * gpu_queues(cluster) + cluster.num_nodes
+    """Returns the number of queues of all GPUs, and of the CPUs of host memories, which have one each and come after
+    them: a node has one, or, where layers are in stages, a part for each of its GPUs."""
+    return cluster.num_ranks * (gpu_queues(cluster) + 1)
 
 
 class PlacedOps(NamedTuple):
