@@ -158,7 +158,13 @@ def test_parameters_and_their_state_go_where_the_next_steps_pipelines_want_them(
 
 @pytest.mark.parametrize(
     ("nodes", "gpus", "sharding", "layers"),
-    [(2, 2, "zero1", "all"), (4, 1, "zero1", "all"), (1, 4, "zero1", "all"), (2, 2, "zero3", "all"), (2, 2, "zero2", 1)],
+    [
+        (2, 2, "zero1", "all"),
+        (4, 1, "zero1", "all"),
+        (1, 4, "zero1", "all"),
+        (2, 2, "zero3", "all"),
+        (2, 2, "zero2", 1),
+    ],
 )
 def test_state_on_hosts_goes_where_the_next_steps_pipelines_want_it(
     nodes: int, gpus: int, sharding: str, layers: int | str

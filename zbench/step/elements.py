@@ -36,8 +36,8 @@ class ElementHolders:
 
 @dataclass(frozen=True)
 class HostPieces:
-    """The parts of host memory that have pieces of one tensor before and after. has, wants: bool [GPUs, pieces], of each
-    GPU's part."""
+    """The parts of host memory that have pieces of one tensor before and after. has, wants: bool [GPUs, pieces], of
+    each GPU's part."""
 
     has: Flags
     wants: Flags
@@ -59,8 +59,8 @@ class ElementMoves:
 
 
 def elements_held(step: Step, items: Items) -> ElementHolders:
-    """Returns what items (begins or ends of a step) name of parameters, their state, and gradients that wait on hosts for
-    the next step."""
+    """Returns what items (begins or ends of a step) name of parameters, their state, and gradients that wait on hosts
+    for the next step."""
     layout = step.layouts[0]
     rows: dict[tuple[str, int, int], list[Sequence[int]]] = defaultdict(list)  # with the layers that they are of
     for row, first, last in step.resting(items):

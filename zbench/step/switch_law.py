@@ -2,8 +2,8 @@
 optimizer state in other places than the step before has left them, counted from both steps' columns alone.
 
 It shares no code with what moves them. An element of a parameter that a GPU lacks comes from one that has it: of
-several, in the order of GPUs, GPU p asks number p, counted round. What a GPU's part of host memory lacks is on its node,
-and handed over there; or the GPU has it, or gets it, itself; or it comes from the part that has it, over both GPUs.
+several, in the order of GPUs, GPU p asks number p, counted round. What a GPU's part of host memory lacks is on its
+node, and handed over there; or the GPU has it, or gets it, itself; or it comes from the part that has it, over both.
 """
 
 from collections import defaultdict

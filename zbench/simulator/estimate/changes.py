@@ -51,8 +51,8 @@ class Intervals(NamedTuple):
 
 
 class ChangeMessages(NamedTuple):
-    """The messages of a change, in order, int64 [messages] each. size: bytes; hosted: of these, bytes of state that comes
-    from host memory and goes there."""
+    """The messages of a change, in order, int64 [messages] each. size: bytes; hosted: of these, bytes of state that
+    comes from host memory and goes there."""
 
     src: Ints
     dst: Ints
