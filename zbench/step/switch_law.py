@@ -60,9 +60,7 @@ def process_bytes(before: Step, after: Step, gpus_per_node: int) -> list[dict[st
     for gpu, pair in enumerate(_between_gpus(every, after.num_gpus, gpus_per_node)):
         found[gpu][SWITCH] = list(pair)
     for one in every:
-        stays = [] if one.hosts is None else (one.hosts.has & one.hosts.wants) @ one.sizes * len(one.layers)
-        same = [_Parcel(gpu, gpu, int(size), True) for gpu, size in enumerate(stays)]
-        for src, dst, size, handed_over in (*same, *_for_hosts(one, gpus_per_node)):
+        for src, dst, size, handed_over in (*_stays(one), *_for_hosts(one, gpus_per_node)):
             if handed_over:
                 ends = _process(before, src), _process(after, dst)
                 moves(HANDED_OVER, *ends, size * (ends[0] != ends[1]))
@@ -98,6 +96,14 @@ def _process(step: Step, gpu: int) -> int:
     """Returns the process that has a GPU's part of host memory."""
     each = step.num_gpus // step.num_hosts
     return gpu // each * each
+
+
+def _stays(one: ElementMoves) -> list[_Parcel]:
+    """Lists what stays in a GPU's part of host memory, which another process may have now."""
+    if one.hosts is None:
+        return []
+    sizes = (one.hosts.has & one.hosts.wants) @ one.sizes * len(one.layers)
+    return [_Parcel(gpu, gpu, size, True) for gpu, size in enumerate(sizes.tolist())]
 
 
 def _for_hosts(one: ElementMoves, gpus_per_node: int) -> Iterator[_Parcel]:

@@ -1,4 +1,4 @@
-"""What rests in host memory when pipelines change: the operations by which it gets from node to node.
+"""The operations by which state in host memory gets from node to node when pipelines change.
 
 A node has one host memory, which its GPUs' processes map, whichever part a GPU's CPUs updated before: what stays on its
 node is handed over, and is no operation. What another node wants leaves over the link of the GPU that it belonged to,
@@ -23,7 +23,7 @@ Parcel = tuple[int, int, Ints]  # the GPU that pieces leave, the one that gets t
 
 
 class HostRoutes(NamedTuple):
-    """How pieces of a tensor get to other nodes' host memory. through: from a GPU's part of host memory to another's,
+    """The ways of a tensor's pieces to other nodes' host memory. through: from a GPU's part of host memory to another's,
     over both GPUs; own: from a GPU that has them to its part."""
 
     through: list[Parcel]
