@@ -150,7 +150,8 @@ class Mover:
         name, of, gpus = key[0], after.format(key[0]), after.step.num_gpus
         nodes = Nodes(gpus, self.gpus_per_node) if after.step.num_hosts else None
         old, new = ([(piece, rest.parts_of(name, piece)) for piece in rest.pieces[key]] for rest in (before, after))
-        moved = Moved.of(*([one for _, parts in pieces for one in parts] for pieces in (old, new)), nodes)
+        had, wanted = ([one for _, parts in pieces for one in parts] for pieces in (old, new))
+        moved = Moved.of(had, wanted, nodes)
         held, got = self._taken(key, before, old, moved), Taken()
 
         def carried(queue: int, pairs: Iterable[tuple[Pair, list[int]]], source: Taken, into: Taken) -> None:

@@ -23,8 +23,8 @@ Parcel = tuple[int, int, Ints]  # the GPU that pieces leave, the one that gets t
 
 
 class HostRoutes(NamedTuple):
-    """The ways of a tensor's pieces to other nodes' host memory. through: from a GPU's part of host memory to another's,
-    over both GPUs; own: from a GPU that has them to its part."""
+    """The ways of a tensor's pieces to other nodes' host memory. through: from a GPU's part of host memory to another
+    one's, over both GPUs; own: from a GPU that has them to its part."""
 
     through: list[Parcel]
     own: list[tuple[int, Ints]]
