@@ -34,7 +34,7 @@ Pairs = Mapping[Pair, list[int]]  # the numbers of atoms of each pair
 
 
 @dataclass(frozen=True)
-class Nodes:
+class HostNodes:
     """The GPUs of a step that changes. gpus: how many; each: on a node, which share its host memory."""
 
     gpus: int
@@ -62,7 +62,9 @@ class Moved:
 
     @staticmethod
     def of(
-        before: Sequence[tuple[int, list[Span]]], after: Sequence[tuple[int, list[Span]]], nodes: Nodes | None = None
+        before: Sequence[tuple[int, list[Span]]],
+        after: Sequence[tuple[int, list[Span]]],
+        nodes: HostNodes | None = None,
     ) -> "Moved":
         """Returns the moves of a tensor. before, after: (place, elements) of every piece. nodes: None where nothing
         rests in host memory."""
@@ -148,7 +150,7 @@ class Mover:
     def _move(self, key: Key, before: Resting, after: Resting) -> None:
         """Moves a tensor of a layer."""
         name, of, gpus = key[0], after.format(key[0]), after.step.num_gpus
-        nodes = Nodes(gpus, self.gpus_per_node) if after.step.num_hosts else None
+        nodes = HostNodes(gpus, self.gpus_per_node) if after.step.num_hosts else None
         old, new = ([(piece, rest.parts_of(name, piece)) for piece in rest.pieces[key]] for rest in (before, after))
         had, wanted = ([one for _, parts in pieces for one in parts] for pieces in (old, new))
         moved = Moved.of(had, wanted, nodes)
