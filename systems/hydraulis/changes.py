@@ -4,7 +4,9 @@ zbench.simulated.switching plays the change itself, a message for each tensor, l
 GPUs, as a step that is built and proven. Here no step is built. A tensor is a line, of which each GPU of a strategy has
 intervals; where intervals of both strategies overlap and have different GPUs, that much is a message. Parameters and
 their state go together, and norms' gains, a ten thousandth of a layer, are left out. The messages are played by
-zbench.simulator.clock, in the order of zbench.step.passes.parameters.switch.
+zbench.simulator.clock, in the order of zbench.step.passes.parameters.switch. State in host memory goes with the message
+where that is to another node, and is nothing elsewhere; links to hosts carry it and the parameters that it is updated
+with beside that (zbench.step.passes.parameters.switch_hosts), so a change takes as long as the slower of both.
 """
 
 from dataclasses import dataclass, field
@@ -49,11 +51,13 @@ class Intervals(NamedTuple):
 
 
 class ChangeMessages(NamedTuple):
-    """The messages of a change, in order, int64 [messages] each. size: bytes."""
+    """The messages of a change, in order, int64 [messages] each. size: bytes; hosted: of these, bytes of state that
+    comes from host memory and goes there."""
 
     src: Ints
     dst: Ints
     size: Ints
+    hosted: Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,15 +126,26 @@ class ChangePrices:
     def moves(self, before: Layout, after: Layout) -> ChangeMessages:
         """Returns the messages of a change."""
         one, other = (_Strategy.of(layout, self.cost) for layout in (before, after))
-        model, ranks = self.cost.model, self.cost.cluster.num_ranks
-        unit = model.element_bytes + MOMENT_BYTES
-        found = []
+        model, cluster, found = self.cost.model, self.cost.cluster, list[ChangeMessages]()
         for line in _lines(model):
             both = one.intervals(line), other.intervals(line)
-            for starts, count in _places(one, other, line.stages, model.num_layers):
-                sent = _sent(*both, starts, ranks)
-                found.append(sent._replace(size=unit * count * sent.size))
+            for layers, on_hosts in _kinds(line.stages, model):
+                for starts, count in _places(one, other, line.stages, layers, model.num_layers):
+                    sent = _sent(*both, starts, cluster.num_ranks)
+                    across = cluster.node_of[sent.src] != cluster.node_of[sent.dst]
+                    hosted = sent.size * count * MOMENT_BYTES * (across & on_hosts)
+                    size = sent.size * count * (model.element_bytes + (0 if on_hosts else MOMENT_BYTES)) + hosted
+                    found.append(sent._replace(size=size, hosted=hosted))
         return ChangeMessages(*(np.concatenate(column) for column in zip(*found, strict=True)))
+
+
+def _kinds(stages: str, model: Model) -> list[tuple[range, bool]]:
+    """Lists layers, and whether their optimizer state is in host memory; of what is of no layer, one."""
+    hosted, every = model.layers_updated_on_hosts, model.num_layers
+    if stages == _LAYERS:
+        kinds = [(range(every - hosted), False), (range(every - hosted, every), True)]
+        return [one for one in kinds if len(one[0])]
+    return [(range(1), hosted == every if stages == _FIRST else hosted > 0)]
 
 
 def _lines(model: Model) -> list[TensorLine]:
@@ -146,10 +161,13 @@ def _lines(model: Model) -> list[TensorLine]:
     return [line for _, line in sorted(found, key=lambda one: one[0])]
 
 
-def _places(one: _Strategy, other: _Strategy, stages: str, layers: int) -> list[tuple[tuple[Ints, Ints], int]]:
-    """Lists (of both strategies how far from their first stages pipelines have it, for how many layers)."""
+def _places(
+    one: _Strategy, other: _Strategy, stages: str, which: range, layers: int
+) -> list[tuple[tuple[Ints, Ints], int]]:
+    """Lists (of both strategies how far from their first stages pipelines have it, for how many layers). which: the
+    layers that it is for."""
     alike: dict[bytes, tuple[tuple[Ints, Ints], int]] = {}
-    for layer in range(layers if stages == _LAYERS else 1):
+    for layer in which:
         starts = one.stage_starts(stages, layer, layers), other.stage_starts(stages, layer, layers)
         key = starts[0].tobytes() + starts[1].tobytes()
         alike[key] = starts, 1 + (alike[key][1] if key in alike else 0)
@@ -171,7 +189,7 @@ def _sent(has: Intervals, wants: Intervals, starts: tuple[Ints, Ints], ranks: in
     size = np.bincount(which, np.broadcast_to(np.diff(edges), dst.shape)[lacks], len(pairs)).astype(np.int64)
     src, dst = np.divmod(pairs, ranks)
     order = np.lexsort((src, (dst - src) % ranks))
-    return ChangeMessages(src[order], dst[order], size[order])
+    return ChangeMessages(src[order], dst[order], size[order], 0 * order)
 
 
 def _played(moves: ChangeMessages, cost: Cost) -> float:
@@ -198,4 +216,16 @@ def _played(moves: ChangeMessages, cost: Cost) -> float:
         queues=queues,
     )
     graph = hop_graph(parts, cost.message_seconds(moves.size, link), cost.latency_seconds(link), _NO_EDGES)
-    return float(run_hops(graph, np.zeros(cluster.num_ranks), Free.zero(cluster)).done.max())
+    done = float(run_hops(graph, np.zeros(cluster.num_ranks), Free.zero(cluster)).done.max())
+    return max(done, _host_seconds(moves, cost))
+
+
+def _host_seconds(moves: ChangeMessages, cost: Cost) -> float:
+    """Returns the seconds in which links to hosts carry state, away from there and to there, with the parameters that
+    hosts get with it."""
+    if cost.cluster.host is None or not moves.hosted.any():
+        return 0.0
+    ranks, whole = cost.cluster.num_ranks, 1 + cost.model.element_bytes / MOMENT_BYTES
+    away, arrives = (np.bincount(at, moves.hosted, ranks).max() for at in (moves.src, moves.dst))
+    size = np.array([max(away, whole * arrives)])
+    return float(cost.message_seconds(size, np.array([cost.cluster.host]))[0])

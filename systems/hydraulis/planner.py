@@ -75,6 +75,7 @@ class Hydraulis:
     """
 
     plans_pipelines: ClassVar[bool] = True
+    plans_pipelines_alone: ClassVar[bool] = True
     PUBLISHED: ClassVar[Published] = {
         "batching": PublishedValue("published", "lhy101/Hydraulis (4489487e), examples/strategy/dynamic_pulp.py"),
         "compare_whole_steps": PublishedValue(

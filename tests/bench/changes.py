@@ -1,4 +1,5 @@
-"""The price of a change of pipelines beside the change as it is played: `python -m tests.bench.changes` (simulated).
+"""The price of a change of pipelines beside the change as it is played: `python -m tests.bench.changes` (simulated), of
+clusters and with overrides, as `python -m tests.bench.changes h100_4x8 memory=zero_offload`.
 
 Strategies are what hydraulis plans for three batches of three workloads, and plans without pipelines; of their ordered
 pairs some are taken at even distances. Milliseconds are of one processor, for a pair that was not priced before.
@@ -25,11 +26,11 @@ from zbench.systems.ulysses import Ulysses
 WORKLOADS, BATCHES, PAIRS = ("github", "wikipedia", "longtail_128k"), 3, 16
 
 
-def strategies(cluster: str) -> tuple[ChangePrices, dict[Layout, tuple[str, Step]]]:
+def strategies(cluster: str, overrides: list[str]) -> tuple[ChangePrices, dict[Layout, tuple[str, Step]]]:
     """Strategies by their layouts, each with its name and a step."""
     found: dict[Layout, tuple[str, Step]] = {}
     for workload in WORKLOADS:
-        parts, _ = parts_of([f"cluster={cluster}", f"workload={workload}"])
+        parts, _ = parts_of([f"cluster={cluster}", f"workload={workload}", *overrides])
         system, clock = Hydraulis(parts.cost, compare_whole_steps=False), Simulated(parts.cost)
         for batch in map(parts.batch, range(BATCHES)):
             plans = system.plan(batch)
@@ -40,11 +41,13 @@ def strategies(cluster: str) -> tuple[ChangePrices, dict[Layout, tuple[str, Step
     return ChangePrices(parts.cost), found
 
 
-def main(clusters: list[str]) -> None:
-    words = "cluster", "from", "to", "played, s", "price, s", "price / played", "ms to price, to play"
-    print(f"| {' | '.join(words)} |\n|{'---|' * len(words)}")
+def main(words: list[str]) -> None:
+    overrides = [one for one in words if "=" in one]
+    clusters = [one for one in words if "=" not in one] or ["a800_4x8", "h800_4x8"]
+    columns = "cluster", "from", "to", "played, s", "price, s", "price / played", "ms to price, to play"
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for cluster in clusters:
-        prices, found = strategies(cluster)
+        prices, found = strategies(cluster, overrides)
         pairs, ratios, took = [(one, two) for one in found for two in found if one != two], [], []
         prices.seconds(*pairs[0])  # compiles
         for one, two in pairs[:: len(pairs) // PAIRS]:
@@ -53,7 +56,8 @@ def main(clusters: list[str]) -> None:
             price = prices.seconds(one, two)
             priced = process_time()
             (before, left), (after, wanted) = found[one], found[two]
-            step = switch_step(elements_held(left, left.ends), elements_held(wanted, wanted.begins))
+            held = elements_held(left, left.ends), elements_held(wanted, wanted.begins)
+            step = switch_step(*held, prices.cost.cluster.gpus_per_node)
             assert step is not None
             played, ended = play_step(step, (), prices.cost.gpus).seconds, process_time()
             took.append((1e3 * (priced - begun), 1e3 * (ended - priced)))
@@ -67,4 +71,4 @@ def main(clusters: list[str]) -> None:
 
 if __name__ == "__main__":
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        main(sys.argv[1:] or ["a800_4x8", "h800_4x8"])
+        main(sys.argv[1:])

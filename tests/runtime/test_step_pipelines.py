@@ -157,6 +157,41 @@ def test_parameters_and_their_state_go_where_the_next_steps_pipelines_want_them(
             assert_account_closes(one, cost)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "sharding", "layers"),
+    [
+        (2, 2, "zero1", "all"),
+        (4, 1, "zero1", "all"),
+        (1, 4, "zero1", "all"),
+        (2, 2, "zero3", "all"),
+        (2, 2, "zero2", 1),
+    ],
+)
+def test_state_on_hosts_goes_where_the_next_steps_pipelines_want_it(
+    nodes: int, gpus: int, sharding: str, layers: int | str
+) -> None:
+    """Ordinary steps have a host memory for each node, others a part of it for each GPU; of the last layer alone, what
+    is on hosts and on GPUs moves beside each other."""
+    cost = with_hosts(cost_of(nodes, gpus, MODEL, sharding=sharding, offload="optimizer", optimizer_layers=layers))
+    found, rests = trained(cost, CHANGING, warmup=1, check=CHECKS)
+    wanted, wanted_rests = alone(len(CHANGING))
+    assert [one.loss for one in found] == pytest.approx([one.loss for one in wanted], rel=1e-12)
+    assert_rests(rests, wanted_rests)
+    assert max(one.checks["exact"] for one in found) < 1e-12
+    assert ["switch" in one.phases for one in found] == [False, True, True, True, False, True, True]
+    simulated = Simulated(cost)
+    for number, (one, shapes) in enumerate(zip(found, CHANGING, strict=True)):
+        batch = WORKLOAD.batch(number)
+        played = simulated.step(batch, plans_of(cost, batch, shapes))
+        assert one.nic_tx_for.get("switch") == played.nic_tx_for.get("switch")
+
+
+def with_hosts(cost: Cost) -> Cost:
+    """A cost model of nodes that have host memory."""
+    link = {"host_bandwidth": 2e10, "host_efficiency": 0.9, "host_latency": 1e-5}
+    return replace(cost, cluster=replace(cost.cluster, **link, host_memory=2.0**36, host_adam_bandwidth=1e11))
+
+
 def test_in_bfloat16_twelve_bytes_of_state_move_with_two_of_a_parameter() -> None:
     """From a group of two GPUs, each with half, to single ones: each sends its half of a parameter, and no state."""
     cost = cost_of(2, 1, MODEL, sharding="none", element_bytes=2, lse_bytes=4)

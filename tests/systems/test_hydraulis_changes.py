@@ -13,8 +13,10 @@ from zbench.plans.pipelines import Layout
 from zbench.simulator.steps.play import play_step
 from zbench.step.elements import elements_held
 from zbench.step.passes.build import whole_step
+from zbench.step.passes.memory.at_hosts import HostLayers
+from zbench.step.passes.memory.optimizer_on_hosts import with_optimizer_on_hosts
 from zbench.step.passes.parameters.switch import switch_step
-from zbench.step.switch_law import switch_bytes
+from zbench.step.switch_law import host_link_bytes, switch_bytes
 from zbench.step.template import Step
 from zbench.systems.hydraulis.changes import ChangePrices
 
@@ -71,6 +73,31 @@ def test_the_price_is_near_the_change_as_it_is_played(sharding: str) -> None:
     assert len(ratios) >= 20
     assert 0.75 < min(ratios) <= max(ratios) < 1.3
     assert np.median(ratios) == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize("layers", ["all", 1, 3])
+def test_state_on_hosts_is_priced_by_the_busiest_link(layers: int | str) -> None:
+    """By the law of bytes between GPUs, but for gains; with a slow link to hosts by the law's busiest one, which no
+    change as it is played is quicker than."""
+    cost, rate = cost_of("zero1"), 1e8
+    model = replace(cost.model, hidden=512, ffn_hidden=1024, head_dim=128, offload="optimizer", optimizer_layers=layers)
+    hosts = {"host_bandwidth": rate, "host_efficiency": 1.0, "host_latency": 0.0, "host_memory": 1e12}
+    cluster = replace(cost.cluster, nic_latency=0.0, nvlink_latency=0.0, **hosts)
+    cost, gains = replace(cost, cluster=cluster, model=model), 14 * 512 * (2 * model.num_layers + 1)
+    resting, prices, moved = HostLayers(4, model.layers_updated_on_hosts), ChangePrices(cost), 0
+    every = [(layout, with_optimizer_on_hosts(step, 4, resting)) for layout, step in steps_of(cost).values()]
+    for (before, one), (after, other) in permutations(every, 2):
+        moves, law = prices.moves(before, after), np.array(switch_bytes(one, other, 4))
+        mine = np.stack([np.bincount(column, moves.size, 8) for column in (moves.src, moves.dst)], axis=1)
+        assert (np.abs(mine - law).max(axis=0) <= (7 * gains, gains)).all()
+        price, busiest = prices.seconds(before, after), max(map(max, host_link_bytes(one, other, 4)))
+        step = switch_step(elements_held(one, one.ends), elements_held(other, other.begins), 4)
+        if step is None or busiest <= gains:
+            continue
+        moved += 1
+        assert price == pytest.approx(busiest / rate, abs=gains / rate)
+        assert price <= play_step(step, (), cost).seconds + gains / rate
+    assert moved >= 15
 
 
 def test_what_stays_costs_nothing_and_a_pair_is_priced_once() -> None:

@@ -53,6 +53,17 @@ class PlansPipelines(Protocol):
 
 
 @runtime_checkable
+class PlansPipelinesAlone(Protocol):
+    """A system all of whose plans have pipelines of its own, where what runs them has these.
+
+    plans_pipelines_alone: True where they do. What such plans cannot be run with is refused before a batch is drawn.
+    """
+
+    @property
+    def plans_pipelines_alone(self) -> bool: ...
+
+
+@runtime_checkable
 class PlansHosts(Protocol):
     """A system that chooses itself how much waits in host memory, where a run leaves that open.
 

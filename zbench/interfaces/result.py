@@ -16,7 +16,8 @@ COMPUTES = (
 WAITS = ("link", "rank", "messages", "parameters", "gradients", "experts", "stages", "host", "generation")
 SECONDS_FOR = (*COMPUTES, *(f"waiting_{name}" for name in WAITS), "end")
 SWITCH = "switch"  # beside queues of zbench.step.operations: what moves because a step's strategy is another one
-NOT_ON_NVLINK = ("compute", "parameters", "gradients", SWITCH)  # what nvlink_bytes leaves out
+HANDED_OVER = "handed_over"  # what stays in its node's host memory then, where two processes have parts of it
+NOT_ON_NVLINK = ("compute", "parameters", "gradients", SWITCH, HANDED_OVER)  # what nvlink_bytes leaves out
 
 
 def kept_rows(expert_rows: Mapping[str, float]) -> float:

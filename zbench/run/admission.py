@@ -13,7 +13,8 @@ from zbench.cost.cost import Cost
 from zbench.cost.loss import chunked_bytes, wide_bytes
 from zbench.describe.degrees import WORLD, degrees_of
 from zbench.describe.units import with_noun
-from zbench.interfaces.abilities import PlansPipelines
+from zbench.interfaces.abilities import PlansPipelines, PlansPipelinesAlone
+from zbench.interfaces.dealt import undealt
 from zbench.run.cases import RunCase
 from zbench.run.checks.machine import cores, free_disk, free_memory
 from zbench.run.checks.price import check_memory_here, check_record, priced
@@ -36,11 +37,12 @@ PROCESS = 50e6  # of a rank, torch's pages shared: Pss in /proc/PID/smaps_rollup
 
 
 def admit(settings: Settings, parts: Parts, own: RunCase, baseline: RunCase | None) -> None:
-    """Refuses a job that this machine cannot take.
+    """Refuses a job that this machine cannot take, or whose systems plan what it cannot be run with.
 
     Raises:
         ValueError: this machine has not what the job needs; one sentence with both numbers and the key to change.
     """
+    check_plans_of_pipelines(parts, [case for case in (own, baseline) if case is not None])
     if isinstance(parts.executor, (Torch, TorchWholeStep)) and found(environ) is None:
         systems = [case.system for case in (own, baseline) if case is not None]
         may = any(isinstance(one, PlansPipelines) and one.plans_pipelines for one in systems)
@@ -55,6 +57,23 @@ def admit(settings: Settings, parts: Parts, own: RunCase, baseline: RunCase | No
                 price, free_memory(), f"{key}={case.start['config']['choices']['system']}", *keys, may_group
             )
     check_record(settings.steps, 1 if baseline is None else 2, ranks, settings.out, free_disk(Path(settings.out)))
+
+
+def check_plans_of_pipelines(parts: Parts, cases: Sequence[RunCase]) -> None:
+    """Refuses systems whose plans all have pipelines where whole steps with these cannot be as the run has them.
+
+    Raises:
+        ValueError: they cannot; the system is named.
+    """
+    if not (parts.pipelines and isinstance(parts.executor, (Simulated, TorchWholeStep))):
+        return
+    for case in cases:
+        system = undealt(case.system)
+        if isinstance(system, PlansPipelinesAlone) and system.plans_pipelines_alone:
+            try:
+                parts.executor.steps.check_pipelines()
+            except ValueError as error:
+                raise ValueError(f"system={case.name}: {error}") from None
 
 
 def check_ranks_here(parts: Parts, tokens_per_gpu: int, pipelines: bool = False) -> None:

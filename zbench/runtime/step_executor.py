@@ -17,7 +17,7 @@ from zbench.describe.expert_schedule import DRAWN, USUAL_EXPERTS, Experts
 from zbench.describe.overlap import FLAT, LAYER, StepOverlap
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Ready, Workload
-from zbench.interfaces.result import SWITCH, StepResult, kept_rows
+from zbench.interfaces.result import StepResult, kept_rows
 from zbench.plans.plan import Plan
 from zbench.runtime.checkpoints.folder import Hold, checkpoint_description
 from zbench.runtime.checkpoints.whole_steps import described, resting_then
@@ -50,7 +50,7 @@ from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.rounds.worker_steps import WorkerSteps
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.proof.prove import prove_step
-from zbench.step.switch_law import other_pipelines, switch_bytes
+from zbench.step.switch_law import process_bytes
 from zbench.step.template import Step
 
 RANK = "zbench.runtime.stepping.rank:SteppingRank"
@@ -205,8 +205,6 @@ class TorchWholeStep:
         tokens = tokens_of(of.parts(batch, plans))
         first = of.first_of(batch, plans) if of.model.layers_carried and not self._warm else None
         step = of.of(batch, plans) if first is None or self.resume is not None else first
-        if of.model.rests_on_hosts and self._left is not None and self._left.stages != step.stages:
-            raise other_pipelines(of.model.told_of_resting)
         seconds = self.modelled.of(step, plans)
         for _ in range(0 if self._warm else self.warmup):
             self._fleet.call("step", batch, first or step, tokens, False, False, seconds)
@@ -318,9 +316,10 @@ class TorchWholeStep:
                 told[SWAPPED] = float(sum(one.swapped for one in reports))
         if "bytes" in self.check:
             every = stated_bytes(step, chosen_rows(one.rows for one in reports) or None)
-            fixed = self.steps.model.rests_on_hosts  # pipelines stay then
-            changed = () if fixed else switch_bytes(self._left or step, step)
-            for stated, moved in zip(every, changed, strict=not fixed):
-                stated |= {SWITCH: moved} if any(moved) else {}
+            node = self.cost.gpus.cluster.gpus_per_node
+            for stated, moved in zip(every, process_bytes(self._left or step, step, node), strict=True):
+                for name, (sent, received) in moved.items():
+                    of_step = stated.get(name, (0, 0))
+                    stated[name] = of_step[0] + sent, of_step[1] + received
             told |= checked_bytes(f"step {batch.step}", every, reports)
         return told

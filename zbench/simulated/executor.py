@@ -165,11 +165,9 @@ class Simulated:
         chosen = self.chosen(batch, plans)
         parts = self.known.step(chosen.steps, batch, plans, self.cost.gpus)
         step = parts.step
-        model = chosen.steps.model
-        if model.layers_carried:
+        if chosen.steps.model.layers_carried:
             self._ends.take((chosen.steps, batch, plans))
-        left = Left.of(step, plans, self._left, model.told_of_resting if model.rests_on_hosts else "")
-        before, self._left = self._left, left
+        before, self._left = self._left, Left.of(step, plans, self._left)
         moved = played_switch(before, step, plans, self.cost.gpus)
         if self.experts.counted:  # there is room for all rows that routers could choose
             drawn = played_rows(chosen.steps, step, batch, plans)
@@ -182,7 +180,7 @@ class Simulated:
             rows = kept_rows(result.expert_rows)
             ceiling = self.ceiling_seconds(batch, plans[0].pipelines is not None, rows)
             result = replace(result, bound_seconds=self.bound_seconds(batch, rows), ceiling_seconds=ceiling)
-        return result if moved is None else after_switch(result, moved)
+        return result if moved is None else after_switch(result, moved, self.host_bytes(moved.memory))
 
     def forwards(self, plans: tuple[Plan, ...]) -> PlayedStep:
         """Plays the forwards of a batch's plans by themselves, as a model that scores the batch has them."""

@@ -2,13 +2,14 @@
 ones, played on the same links. And what a run begins and ends with where CPUs update across steps, and gradients are
 left: a first step that finds none, and updates alone behind the last one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.describe.arrays import Floats
+from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
 from zbench.interfaces.result import SWITCH, StepResult
 from zbench.plans.pipelines import Layout
@@ -22,7 +23,6 @@ from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.step.passes.parameters.switch import switch_step
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.proof.prove import prove_step
-from zbench.step.switch_law import other_pipelines
 from zbench.step.template import Step
 
 PlayedBatch = tuple[ProvenSteps, Batch, tuple[Plan, ...]]  # a run's steps, a batch, its plans
@@ -37,19 +37,12 @@ class Left:
     held: ElementHolders
 
     @staticmethod
-    def of(step: Step, plans: tuple[Plan, ...], before: "Left | None", on_hosts: str = "") -> "Left":
-        """Returns what a step leaves; `before` itself where its pipelines are those of the step before. on_hosts: the
-        key by which it rests in host memory, "" where it does not.
-
-        Raises:
-            ValueError: it rests in host memory, and pipelines are others.
-        """
+    def of(step: Step, plans: tuple[Plan, ...], before: "Left | None") -> "Left":
+        """Returns what a step leaves; `before` itself where its pipelines are those of the step before."""
         layout = _layout(plans)
         if before is not None and before.layout == layout:
             return before
-        if on_hosts and before is not None:
-            raise other_pipelines(on_hosts)
-        return Left(layout, ElementHolders(step.num_gpus, {}, {}) if on_hosts else elements_held(step, step.ends))
+        return Left(layout, elements_held(step, step.ends))
 
 
 def _layout(plans: tuple[Plan, ...]) -> Layout:
@@ -94,17 +87,31 @@ def played_switch(before: Left | None, step: Step, plans: tuple[Plan, ...], cost
     """
     if before is None or before.layout == _layout(plans):
         return None
-    switch = switch_step(before.held, elements_held(step, step.begins))
+    switch = switch_step(before.held, elements_held(step, step.begins), cost.cluster.gpus_per_node)
     if switch is None:
         return None
     prove_step(switch)
-    return play_step(switch, (), cost)
+    played = play_step(switch, (), cost)
+    beside = _beside(before.held, switch, cost.cluster.gpus_per_node)
+    return replace(played, memory=replace(played.memory, peak=played.memory.peak + beside))
 
 
-def after_switch(result: StepResult, moved: PlayedStep) -> StepResult:
+def _beside(held: ElementHolders, switch: Step, gpus_per_node: int) -> Ints:
+    """Returns the bytes of what rests on every place of a change while other tensors move, int64 [places]."""
+    moving, found = switch.layouts[0].number, np.zeros(2 * held.num_gpus, np.int64)
+    for (name, layer), holders in held.holders.items():
+        if f"{name}_{layer}" not in moving:
+            for place, runs in holders.items():
+                found[place] += held.units[name] * int((runs[:, 1] - runs[:, 0]).sum())
+    on_hosts = found[held.num_gpus :].reshape(-1, gpus_per_node).sum(axis=1)
+    return np.concatenate([found[: held.num_gpus], on_hosts[: switch.num_hosts]])
+
+
+def after_switch(result: StepResult, moved: PlayedStep, hosts: Sequence[int]) -> StepResult:
     """Returns the result of a step that began when everything had moved: nothing hides it, and all ranks wait for
-    parameters meanwhile."""
+    parameters meanwhile. hosts: the most bytes in every node's host memory meanwhile, [0] where nothing rests there."""
     ranks = len(result.communication_seconds)
+    peak = np.maximum(result.peak_bytes, moved.memory.peak[:ranks])
 
     def more(seconds: list[float], others: Floats) -> list[float]:
         found: list[float] = (np.array(seconds) + others).tolist()
@@ -121,6 +128,9 @@ def after_switch(result: StepResult, moved: PlayedStep) -> StepResult:
         exposed_seconds=more(result.exposed_seconds, moved.exposed),
         nic_tx_bytes=(np.array(result.nic_tx_bytes) + sent).tolist(),
         nic_rx_bytes=(np.array(result.nic_rx_bytes) + received).tolist(),
+        peak_bytes=peak.tolist(),
+        host_bytes=[max(pair) for pair in zip(result.host_bytes, hosts, strict=True)] if hosts else result.host_bytes,
+        out_of_memory=result.out_of_memory or bool(peak.max() > result.capacity_bytes),
         phases={**result.phases, "forward": result.phases["forward"] + moved.seconds, SWITCH: moved.seconds},
         seconds_for={**result.seconds_for, "waiting_parameters": [one + moved.seconds for one in waiting]},
         nic_tx_for={**result.nic_tx_for, **({SWITCH: sent.tolist()} if sent.any() else {})},

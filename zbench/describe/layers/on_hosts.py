@@ -49,11 +49,6 @@ class HostUse:
         """Whether optimizer state or parameters are in host memory, from step to step."""
         return self.optimizer_on_hosts or self.parameters_rest_on_hosts
 
-    @property
-    def told_of_resting(self) -> str:
-        """The key by which either is, for sentences."""
-        return self._told("offload" if self.optimizer_on_hosts else "parameter_layers")
-
     def _told(self, key: str) -> str:
         return f"memory.{key} is {getattr(self, key)}"
 

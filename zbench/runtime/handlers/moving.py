@@ -4,13 +4,18 @@ Every process knows both steps, so each knows all moves, and does its own: what 
 comes from a place that has it, in a message for each pair of places and tensor. Of several that have it place p asks
 number p, counted round, in the order of places. Tensor follows tensor, in one order everywhere, so nothing deadlocks,
 and what was sent is waited for a few tensors later, so that few of them are there twice.
+
+What rests in host memory is told of GPUs' parts of it (zbench.runtime.handlers.resting). Between parts of one node it
+is handed over, which is a message where two processes have them; to another node it goes over both GPUs' processes, or
+from its own GPU, as zbench.step.passes.parameters.switch_hosts has it.
 """
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,35 +27,82 @@ from zbench.runtime.handlers.store import Key, Slab, Store
 from zbench.runtime.processes.board import Board
 from zbench.step.operations import QUEUES
 
-QUEUE = QUEUES.index("parameters")
+QUEUE, HOST = QUEUES.index("parameters"), QUEUES.index("host")
+HANDED = QUEUES.index("stages")  # which has nothing else meanwhile: what is handed over is counted by itself
 Pair = tuple[int, int]  # the place that elements leave, the one that they are for
+Pairs = Mapping[Pair, list[int]]  # the numbers of atoms of each pair
+
+
+@dataclass(frozen=True)
+class HostNodes:
+    """The GPUs of a step that changes. gpus: how many; each: on a node, which share its host memory."""
+
+    gpus: int
+    each: int
+
+    def is_part(self, place: int) -> bool:
+        """Returns whether a place is a GPU's part of host memory."""
+        return place >= self.gpus
+
+    def node(self, place: int) -> int:
+        """Returns the node of a place."""
+        return place % self.gpus // self.each
 
 
 @dataclass(frozen=True)
 class Moved:
     """The moves of one tensor. atoms: elements that lie together before and after, ascending; pairs: the numbers of
-    those that each place has from each."""
+    those that each place has from each, of its own kind, parts of host memory from those of their node. own: of those
+    that a part has from its GPU; through: that it has from a part of another node, over both GPUs."""
 
     atoms: list[Span]
-    pairs: Mapping[Pair, list[int]]
+    pairs: Pairs
+    own: Pairs = field(default_factory=dict)
+    through: Pairs = field(default_factory=dict)
 
     @staticmethod
-    def of(before: Sequence[tuple[int, list[Span]]], after: Sequence[tuple[int, list[Span]]]) -> "Moved":
-        """Returns the moves of a tensor. before, after: (place, elements) of every piece."""
+    def of(
+        before: Sequence[tuple[int, list[Span]]],
+        after: Sequence[tuple[int, list[Span]]],
+        nodes: HostNodes | None = None,
+    ) -> "Moved":
+        """Returns the moves of a tensor. before, after: (place, elements) of every piece. nodes: None where nothing
+        rests in host memory."""
         every = chain.from_iterable(spans for _, spans in (*before, *after))
         edges = sorted(set(chain.from_iterable(every)))
         atoms = list(pairwise(edges))
-        holders: dict[int, list[int]] = defaultdict(list)
-        for place, spans in before:
-            for atom in atoms_of(atoms, spans):
-                holders[atom].append(place)
-        pairs: dict[Pair, list[int]] = defaultdict(list)
-        for place, spans in after:
-            for atom in atoms_of(atoms, spans):
-                there = sorted(set(holders[atom]))
-                src = place if place in there else there[place % len(there)]
-                pairs[src, place].append(atom)
-        return Moved(atoms, {pair: sorted(pairs[pair]) for pair in sorted(pairs)})
+        holders: dict[int, set[int]] = defaultdict(set)
+        wanted: dict[int, set[int]] = defaultdict(set)
+        for found, pieces in ((holders, before), (wanted, after)):
+            for place, spans in pieces:
+                for atom in atoms_of(atoms, spans):
+                    found[atom].add(place)
+        pairs, own, through = (defaultdict[Pair, list[int]](list) for _ in range(3))
+        for atom in sorted(wanted):
+            for place in wanted[atom]:
+                there = sorted(holders[atom])
+                gpu = place % nodes.gpus if nodes else place
+                if nodes is None or not nodes.is_part(place):
+                    there = there if nodes is None else [one for one in there if not nodes.is_part(one)]
+                    into = pairs
+                elif near := [one for one in there if nodes.is_part(one) and nodes.node(one) == nodes.node(place)]:
+                    there, into = near, pairs
+                elif gpu in holders[atom] or gpu in wanted[atom]:
+                    there, into = [gpu], own
+                else:
+                    there, into = [one for one in there if nodes.is_part(one)], through
+                src = place if place in there else there[gpu % len(there)]
+                into[src, place].append(atom)
+        return Moved(atoms, *({pair: sorted(one[pair]) for pair in sorted(one)} for one in (pairs, own, through)))
+
+
+class Leg(NamedTuple):
+    """Atoms on their way from a place to another. ends: the processes that hold these."""
+
+    src: int
+    dst: int
+    ends: Pair
+    atoms: list[int]
 
 
 def atoms_of(atoms: Sequence[Span], spans: Sequence[Span]) -> list[int]:
@@ -62,22 +114,28 @@ def atoms_of(atoms: Sequence[Span], spans: Sequence[Span]) -> list[int]:
 
 
 def changed(before: Resting, after: Resting) -> list[Key]:
-    """Lists what has other places after, or is cut otherwise."""
+    """Lists what has other places after, or is cut otherwise; a node's host memory may have the number of a GPU's part
+    of another one's."""
 
-    def where(one: Resting, key: Key) -> tuple[list[Piece], list[list[int]]]:
-        return one.pieces[key], one.cut(key[0])
+    def where(one: Resting, key: Key) -> tuple[list[Piece], list[int], list[list[int]]]:
+        pieces = one.pieces[key]
+        return pieces, [one.holder[place] for place, *_ in pieces], one.cut(key[0])
 
     return [key for key in sorted(after.pieces) if where(before, key) != where(after, key)]
 
 
+Taken = dict[int, dict[int, Fields]]  # by place and atom
+
+
 @dataclass
 class Mover:
-    """Moves what rests on a process's places. stores: by place."""
+    """Moves what rests on a process's places. stores: by place. gpus_per_node: that share a host memory."""
 
     rank: int
     stores: Mapping[int, Store]
     messages: StepMessages
     board: Board
+    gpus_per_node: int = 1
 
     def move(self, keys: Sequence[Key], before: Resting, after: Resting) -> None:
         """Moves tensors of layers. keys: those that have changed. Collective: every process has to come here with the
@@ -91,52 +149,74 @@ class Mover:
 
     def _move(self, key: Key, before: Resting, after: Resting) -> None:
         """Moves a tensor of a layer."""
-        name, of = key[0], after.format(key[0])
-        old, new = ([(one, rest.spans(name, one)) for one in rest.pieces[key]] for rest in (before, after))
-        moved = Moved.of(*([(piece[0], spans) for piece, spans in pieces] for pieces in (old, new)))
-        held = self._taken(key, before.format(name), old, moved)
-        arrivals, notes = dict[Pair, Arrival](), self.messages.times.notes
-        for pair in moved.pairs:
-            if after.holder[pair[0]] != self.rank == after.holder[pair[1]]:
-                notes.turn_to(name, -1, key[1], *pair)
-                arrivals[pair] = self.messages.receive(QUEUE, _bytes(of, moved, pair), after.holder[pair[0]])
+        name, of, gpus = key[0], after.format(key[0]), after.step.num_gpus
+        nodes = HostNodes(gpus, self.gpus_per_node) if after.step.num_hosts else None
+        old, new = ([(piece, rest.parts_of(name, piece)) for piece in rest.pieces[key]] for rest in (before, after))
+        had, wanted = ([one for _, parts in pieces for one in parts] for pieces in (old, new))
+        moved = Moved.of(had, wanted, nodes)
+        held, got = self._taken(key, before, old, moved), Taken()
+
+        def carried(queue: int, pairs: Iterable[tuple[Pair, list[int]]], source: Taken, into: Taken) -> None:
+            legs = [Leg(*pair, (before.process(pair[0]), after.process(pair[1])), atoms) for pair, atoms in pairs]
+            self._carry(queue, legs, (key, of, moved), source, into)
+
+        here = [one for one in moved.pairs.items() if one[0][1] < gpus]
+        handed = [one for one in moved.pairs.items() if one[0][1] >= gpus]
+        carried(QUEUE, here, held, got)
+        carried(HANDED, handed, held, got)
+        if moved.own or moved.through:
+            between, there, through = Taken(), Taken(), moved.through.items()
+            carried(HOST, [((src, src % gpus), atoms) for (src, _), atoms in through], held, between)
+            carried(QUEUE, [((src % gpus, dst % gpus), atoms) for (src, dst), atoms in through], between, there)
+            carried(HOST, moved.own.items(), got, got)
+            carried(HOST, [((dst % gpus, dst), atoms) for (_, dst), atoms in through], there, got)
+        for piece, parts in new:
+            if after.holder[piece[0]] == self.rank:
+                every = [got[place][atom] for place, spans in parts for atom in atoms_of(moved.atoms, spans)]
+                fields = tuple(torch.cat(one) for one in zip(*every, strict=True))
+                shaped = tuple(one.view(of.shape(at, *piece[1:])) for at, one in enumerate(fields))
+                self.stores[piece[0]].put(key, Slab.of(of, *piece[1:], shaped))
+
+    def _carry(
+        self, queue: int, legs: Sequence[Leg], moving: tuple[Key, Format, Moved], source: Taken, into: Taken
+    ) -> None:
+        """Carries atoms from places to places, messages where these are of two processes."""
+        (key, of, moved), arrivals, notes = moving, dict[int, Arrival](), self.messages.times.notes
+        for at, one in enumerate(legs):
+            if one.ends[0] != self.rank == one.ends[1]:
+                notes.turn_to(key[0], -1, key[1], one.src, one.dst)
+                arrivals[at] = self.messages.receive(queue, _bytes(of, moved, one.atoms), one.ends[0])
         self.messages.times.posted(len(arrivals))
-        for pair, atoms in moved.pairs.items():
-            if after.holder[pair[0]] == self.rank != after.holder[pair[1]]:
-                notes.turn_to(name, -1, key[1], *pair)
-                self.messages.send(QUEUE, of.packed(_joined(held[pair[0]], atoms)), after.holder[pair[1]])
+        for one in legs:
+            if one.ends[0] == self.rank != one.ends[1]:
+                notes.turn_to(key[0], -1, key[1], one.src, one.dst)
+                self.messages.send(queue, of.packed(_joined(source[one.src], one.atoms)), one.ends[1])
         self.messages.posted()
-        got: dict[int, dict[int, Fields]] = defaultdict(dict)  # by place and atom
-        for (src, dst), atoms in moved.pairs.items():
-            if after.holder[dst] == self.rank:
-                arrival = arrivals.get((src, dst))
-                if arrival is None:
-                    got[dst] |= {atom: held[src][atom] for atom in atoms}
-                    if src != dst:
-                        notes.turn_to(name, -1, key[1], src, dst)
-                        self.messages.copied(QUEUE, _bytes(of, moved, (src, dst)))
-                else:
-                    got[dst] |= self._unpacked(of, arrival, moved.atoms, atoms)
-        for piece, spans in new:
-            place, first, second = piece
-            if place in self.stores:
-                fields = _joined(got[place], atoms_of(moved.atoms, spans))
-                shaped = tuple(one.view(of.shape(at, first, second)) for at, one in enumerate(fields))
-                self.stores[place].put(key, Slab.of(of, first, second, shaped))
+        for at, one in enumerate(legs):
+            if one.ends[1] == self.rank:
+                arrival, mine = arrivals.get(at), into.setdefault(one.dst, {})
+                if arrival is not None:
+                    mine |= self._unpacked(of, arrival, moved.atoms, one.atoms)
+                    continue
+                mine |= {atom: source[one.src][atom] for atom in one.atoms}
+                if one.src != one.dst and queue != HANDED:
+                    notes.turn_to(key[0], -1, key[1], one.src, one.dst)
+                    self.messages.copied(queue, _bytes(of, moved, one.atoms))
 
     def _taken(
-        self, key: Key, of: Format, old: Sequence[tuple[Piece, list[Span]]], moved: Moved
-    ) -> dict[int, dict[int, Fields]]:
+        self, key: Key, before: Resting, old: Sequence[tuple[Piece, list[tuple[int, list[Span]]]]], moved: Moved
+    ) -> Taken:
         """Takes what this process's places have of a tensor; returns it by place and atom."""
-        found: dict[int, dict[int, Fields]] = defaultdict(dict)
-        for (place, first, second), spans in old:
-            if place in self.stores:
+        found, of = Taken(), before.format(key[0])
+        for (place, first, second), parts in old:
+            if before.holder[place] == self.rank:
                 flat = [one.reshape(-1) for one in self.stores[place].take(key, of, first, second)]
                 at = 0
-                for atom in atoms_of(moved.atoms, spans):
-                    begin, end = moved.atoms[atom]
-                    found[place][atom] = tuple(one[at : at + end - begin] for one in flat)
-                    at += end - begin
+                for part, spans in parts:
+                    for atom in atoms_of(moved.atoms, spans):
+                        begin, end = moved.atoms[atom]
+                        found.setdefault(part, {})[atom] = tuple(one[at : at + end - begin] for one in flat)
+                        at += end - begin
         return found
 
     def _unpacked(self, of: Format, arrival: Arrival, atoms: Sequence[Span], which: Sequence[int]) -> dict[int, Fields]:
@@ -155,9 +235,9 @@ class Mover:
         return dict(zip(which, zip(*fields, strict=True), strict=True))
 
 
-def _bytes(of: Format, moved: Moved, pair: Pair) -> int:
-    """Returns the bytes of what a place has from another one."""
-    size = sum(moved.atoms[one][1] - moved.atoms[one][0] for one in moved.pairs[pair])
+def _bytes(of: Format, moved: Moved, atoms: Sequence[int]) -> int:
+    """Returns the bytes of atoms of a tensor."""
+    size = sum(moved.atoms[one][1] - moved.atoms[one][0] for one in atoms)
     return size * sum(dtype.itemsize for _, dtype in of.fields)
 
 

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 from zbench.describe.arrays import Ints
 from zbench.runtime.handlers.formats import WHOLE, Format, base_name
@@ -60,6 +61,29 @@ class Resting:
     def spans(self, name: str, piece: Piece) -> list[Span]:
         """Lists the elements that a piece of a tensor has, as they lie there."""
         return self.parts.slices.spans(base_name(name), *piece[1:])
+
+    def parts_of(self, name: str, piece: Piece) -> list[tuple[int, list[Span]]]:
+        """Lists (place, elements) of a piece of a tensor as it lies there, what is in host memory at the parts of GPUs,
+        whose places follow GPUs': a node's host memory has parts of all its GPUs, by the homes of cells."""
+        step, (place, first, second) = self.step, piece
+        if place < step.num_gpus or step.num_hosts == step.num_gpus:
+            return [(place, self.spans(name, piece))]
+        layout, each = self.parts.layout, step.num_gpus // step.num_hosts
+        tensor = layout.number[name]
+        home, width, found = layout.tensors[tensor].home, layout.shape(tensor)[1], list[tuple[int, list[Span]]]()
+        lead = (place - step.num_gpus) * each
+        for one, two in product(first, second):
+            at = int(home[one * width + two])
+            part = step.num_gpus + (at if lead <= at < lead + each else lead)
+            found.append((part, self.spans(name, (place, (one,), (two,)))))
+        return found
+
+    def process(self, place: int) -> int:
+        """Returns the process that holds a GPU, or a GPU's part of host memory."""
+        if place < self.step.num_gpus:
+            return place
+        gpu = place - self.step.num_gpus
+        return self.holder[self.step.num_gpus + gpu * self.step.num_hosts // self.step.num_gpus]
 
     def cut(self, name: str) -> list[list[int]]:
         """Returns the sizes of the parts that a tensor is cut in, along each of its axes."""

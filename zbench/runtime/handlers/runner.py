@@ -4,7 +4,8 @@ Receives are posted ahead, and what arrives is waited for where it is read, so t
 The order is the proven one on every process, so the earliest message that is not there can always go on.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -57,6 +58,14 @@ class StepRunner:
             slab = Slab.of(of, first, second, fields)
             for place in places:
                 self.stores[place].put(parts.key(tensor, layer), slab)
+
+    @contextmanager
+    def places_of(self, prepared: PreparedStep) -> Iterator[dict[int, Store]]:
+        """Gives stores of this process's places of the step before and of another one; the latter's alone stay."""
+        for place in prepared.places:
+            self.stores.setdefault(place, self.kind(self.machine.device))
+        yield self.stores
+        self.stores = {place: self.stores[place] for place in prepared.places}
 
     def run(self, prepared: PreparedStep, settles: bool = True) -> None:
         """Runs a step. Collective: every process of its GPUs has to come here. settles: whether it ends when all

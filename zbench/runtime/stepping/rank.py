@@ -19,10 +19,11 @@ from zbench.console.heap import keep_freed_memory
 from zbench.describe.arrays import Ints
 from zbench.describe.batch import Batch
 from zbench.describe.mask import Mask
+from zbench.interfaces.result import HANDED_OVER, SWITCH
 from zbench.runtime.handlers.context import TokenWords
 from zbench.runtime.handlers.machine import StepMachine
 from zbench.runtime.handlers.messages import open_messages
-from zbench.runtime.handlers.moving import QUEUE, Mover, changed
+from zbench.runtime.handlers.moving import HANDED, QUEUE, Mover, changed
 from zbench.runtime.handlers.optimizer import AcrossSteps, AdamWUpdate, NotedUpdate, NoUpdate, Update
 from zbench.runtime.handlers.prepared import PreparedStep
 from zbench.runtime.handlers.resting import Resting
@@ -246,10 +247,14 @@ class SteppingRank:
         messages.times.begin(noted)
         if moving:
             self.board.say(f"{where}, moving parameters and optimizer state")
-            Mover(self.process, self.runner.stores, messages, self.board).move(moving, self.resting, after)
+            with self.runner.places_of(prepared) as stores:
+                mover = Mover(self.process, stores, messages, self.board, self.job.cost.gpus.cluster.gpus_per_node)
+                mover.move(moving, self.resting, after)
             self._synchronize()
-        switching, moved = perf_counter() - began if moving else 0.0, messages.ends[QUEUE].traffic
-        messages.ends[QUEUE].traffic = Traffic()
+        switching = perf_counter() - began if moving else 0.0
+        moved = {name: messages.ends[queue].traffic for name, queue in ((SWITCH, QUEUE), (HANDED_OVER, HANDED))}
+        for queue in (QUEUE, HANDED):
+            messages.ends[queue].traffic = Traffic()
         self.runner.run(prepared)
         messages.times.end()
         self._synchronize()

@@ -1,10 +1,10 @@
 """The report of a rank on a step that it has run: seconds by what they went to, bytes by queue, memory."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 
-from zbench.interfaces.result import SWITCH
 from zbench.runtime.handlers.messages import StepMessages
 from zbench.runtime.handlers.prepared import PreparedStep
 from zbench.runtime.job.step_job import Sizes, StepReport
@@ -17,18 +17,20 @@ from zbench.step.operations import QUEUES
 @dataclass(frozen=True)
 class Ran:
     """When a step began and how long it took. switching: of its seconds, those in which parameters and optimizer state
-    moved, 0 where they did not; moved: their bytes. measured: by a rank's instruments."""
+    moved, 0 where they did not; moved: their bytes, by what for, SWITCH or HANDED_OVER. measured: by a rank's
+    instruments."""
 
     began: float
     seconds: float
     switching: float = 0.0
-    moved: Traffic = field(default_factory=Traffic)
+    moved: Mapping[str, Traffic] = field(default_factory=dict)
     measured: NodeMeasurements = field(default_factory=NodeMeasurements)
 
-    def moved_bytes(self) -> tuple[Sizes, Sizes]:
+    def moved_bytes(self) -> tuple[dict[str, Sizes], dict[str, Sizes]]:
         """Returns the bytes (sent, received) of what moved, inside the node and between nodes."""
-        one = self.moved
-        return (one.inside_tx, one.inside_rx), (one.across_tx, one.across_rx)
+        inside = {name: (one.inside_tx, one.inside_rx) for name, one in self.moved.items()}
+        across = {name: (one.across_tx, one.across_rx) for name, one in self.moved.items()}
+        return _some(inside), _some(across)
 
 
 def step_report(
@@ -43,7 +45,7 @@ def step_report(
     asked for."""
     times, spent = messages.times, messages.times.seconds
     rest = ran.seconds - sum(spent.values())  # of two clocks' readings
-    inside, across = ({SWITCH: pair} if any(pair) else {} for pair in ran.moved_bytes())
+    inside, across = ran.moved_bytes()
     return StepReport(
         None,
         ran.seconds,
@@ -62,6 +64,10 @@ def step_report(
         switching=ran.switching,
         named=times.named,
     )
+
+
+def _some(sizes: Mapping[str, Sizes]) -> dict[str, Sizes]:
+    return {name: pair for name, pair in sizes.items() if any(pair)}
 
 
 def _bytes(messages: StepMessages, way: str) -> dict[str, Sizes]:

@@ -138,9 +138,9 @@ def gpu_queues(cluster: Cluster) -> int:
 
 
 def all_queues(cluster: Cluster) -> int:
-    """Returns the number of queues of all GPUs, and after them of the CPUs of all host memories: a node's, or, where
-    layers are in stages, each GPU's part of it."""
-    return cluster.num_ranks * gpu_queues(cluster) + cluster.num_ranks
+    """Returns the number of queues of all GPUs, and of the CPUs of host memories, which have one each and come after
+    them: a node has one, or, where layers are in stages, a part for each of its GPUs."""
+    return cluster.num_ranks * (gpu_queues(cluster) + 1)
 
 
 class PlacedOps(NamedTuple):

@@ -153,8 +153,12 @@ class ProvenSteps:
                 "fewer stages, or memory.offload=none"
             )
 
-    def _check_pipelines(self) -> None:
-        """Refuses plans with pipelines of their own where the run has something that these cannot have."""
+    def check_pipelines(self) -> None:
+        """Refuses plans with pipelines of their own where the run has something that these cannot have.
+
+        Raises:
+            ValueError: it has.
+        """
         if self.tensor_parallel > 1 or self.stages > 1:
             raise ValueError(
                 f"plans have pipelines, and the job has tensor parallelism {self.tensor_parallel} and {self.stages} "
@@ -241,7 +245,7 @@ class ProvenSteps:
             ValueError: plans have pipelines that this run cannot have, or for which the model cannot be cut.
         """
         if plans[0].pipelines is not None:
-            self._check_pipelines()
+            self.check_pipelines()
         model, shares = self.model, self._shares(plans)
         zero, degree, experts = ZeroCut(zero_of(model), self.workers), self.tensor_parallel, self.experts.of(batch)
         again = self._of_model if self.recompute is None else self.recompute
