@@ -164,9 +164,14 @@ class ShardDegrees:
             )
 
     def __str__(self) -> str:
-        words = {number: word for word, number in _WORDS.items()}
-        cut = ",".join(words.get(one, str(one)) for one in self.cut)
+        cut = ",".join(_WORD_OF.get(one, str(one)) for one in self.cut)
         return f"{NESTED}:{cut}" + (f" {self.bits}" if self.bits != PLAIN else "")
+
+    @property
+    def told(self) -> str:
+        """The degrees by name, as a yaml has them, for sentences."""
+        named = (f"{name}: {_WORD_OF.get(size, size)}" for name, size in zip(NAMES, self.cut, strict=True))
+        return f"{{{', '.join(named)}}}"
 
     @property
     def cut(self) -> tuple[int, int, int, int]:

@@ -90,8 +90,8 @@ def whole_step(
     if plans and plans[0].pipelines is not None:
         if not isinstance(stage := ZeroCut.of(zero).stage, str):
             raise ValueError(
-                "plans have pipelines, whose parameters stay for the step; sharding is nested, and takes none, zero1, "
-                "zero2 or zero3 with them"
+                f"plans have pipelines, whose parameters stay for the step; sharding is of degrees {stage.told}, and "
+                "takes none, zero1, zero2 or zero3 with them"
             )
         if some is not None:
             raise ValueError("plans have pipelines, of whose layers all or none are recomputed")
