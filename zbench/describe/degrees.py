@@ -202,9 +202,7 @@ class ShardDegrees:
         other = f"sharding.degrees.{_ORDER[at + 1]}={cut[at + 1]}" if at + 1 < len(_ORDER) else all_of_them
         return f"sharding.degrees.{_ORDER[at]} is {shown[_ORDER[at]]}; it has to divide {other}"
 
-    def of_ranks(
-        self, ranks: int, ranks_per_node: int = 0, called: str = "rank", where: str = ""
-    ) -> "ShardDegrees":
+    def of_ranks(self, ranks: int, ranks_per_node: int = 0, called: str = "rank", where: str = "") -> "ShardDegrees":
         """Returns the degrees on so many ranks, NODE as a number and WORLD for what is all ranks. called, where: what
         sentences call one of them, and say behind all of them.
 
