@@ -1,4 +1,5 @@
-"""Planners' estimate of jobs with stages beside the whole steps that plans become, with every stage of ZeRO."""
+"""Planners' estimate of jobs with stages beside the whole steps that plans become, with every stage of ZeRO and nested
+degrees."""
 
 import pytest
 from hydra import compose, initialize_config_dir
