@@ -17,6 +17,7 @@ from zbench.step.passes.contributions import TABLE, Contributions, Rows
 from zbench.step.passes.experts import ExpertModules
 from zbench.step.passes.memory.chunks import TokenChunks, by_chunks
 from zbench.step.passes.parameters.gradients import GradientRows
+from zbench.step.passes.parameters.held import HeldParameters
 from zbench.step.passes.parameters.zero import ShardedParameters
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.recompute import BEFORE
@@ -189,39 +190,13 @@ class BatchTemplates:
         return self._gathers and not self.parameters.of.gathered_first
 
     @property
-    def _before(self) -> int:
-        """The degree by which parameters are held where the micro-batch's forward finds them: in the first one as they
-        rest between steps."""
-        degrees = self.parameters.of.degrees
-        return degrees.optimizer if self.number == 0 else degrees.weights
-
-    @property
-    def _stays(self) -> bool:
-        """Whether what stays of a layer's parameters for backwards stays from a stage's first forward to its last
-        backward. Forwards come between a forward and its backward there, and find what stays; for one run of GPUs it is
-        no other than what all of them have."""
-        degrees = self.parameters.of.degrees
-        return self.staged and degrees.secondary != degrees.weights
-
-    @property
-    def _of_layers_before(self) -> int:
-        """The degree by which parameters of layers are held where the micro-batch's forward finds them."""
-        return self.parameters.of.degrees.secondary if self._finds_copies else self._before
-
-    @property
-    def _finds_copies(self) -> bool:
-        """Whether the forward finds what stays of layers' parameters, and gathers these among its GPUs."""
-        return self._stays and self.number > 0
-
-    @property
-    def _of_layers_after(self) -> int:
-        """The degree by which parameters of layers are held after the micro-batch's backward."""
-        degrees = self.parameters.of.degrees
-        return degrees.secondary if self._stays and self.number + 1 < self.count else degrees.weights
+    def _held(self) -> HeldParameters:
+        """How the micro-batch finds parameters, and leaves them."""
+        return HeldParameters(self.parameters.of.degrees, self.number, self.count, self.staged)
 
     def _gathered_layer(self, layer: int) -> Rows:
         """Returns what brings the parameters of a layer to every GPU in a forward. layer: its offset."""
-        if self._finds_copies:
+        if self._held.finds_copies:
             return self._gathered_again(layer)
         return self._gathered(self.parameters.of.of_layers, layer)
 
@@ -234,8 +209,8 @@ class BatchTemplates:
         """Returns what brings parameters to every GPU in a forward: in the first one those that were updated come to
         where they are held meanwhile before."""
         rows, of = self.parameters, self.parameters.of
-        if not of.gathered or self._before == of.degrees.weights:
-            return rows.gathers(weights, self._before, layer)
+        if not of.gathered or self._held.before == of.degrees.weights:
+            return rows.gathers(weights, self._held.before, layer)
         return rows.refreshes(weights, layer) + rows.gathers(weights, of.degrees.weights, layer)
 
     def _around_layers(self, weights: Sequence[str], again: Sequence[str] = ()) -> tuple[Rows, Rows, Rows]:
@@ -250,7 +225,7 @@ class BatchTemplates:
         before = [line for one in there for line in rows.everywhere(one, one)]
         after = before + [line for one in come for line in rows.held(one, one, held)]
         for one in come:
-            before += rows.held(one, one, held if one in again else self._before)
+            before += rows.held(one, one, held if one in again else self._held.before)
         return gathers, before, after
 
     def _embedding(self) -> Template:
@@ -258,8 +233,8 @@ class BatchTemplates:
         ahead = self._ahead(range(rows.of.forward_window), True)
         gathers, before, after = self._around_layers(TABLE)
         ops: Tables = [gathers, *(self._gathered_layer(layer) for layer in ahead)]
-        needs = before + self._weights((), ahead, self._of_layers_before)
-        leaves = after + self._weights(ahead, (), back=self._finds_copies) + self.tokens("x")
+        needs = before + self._weights((), ahead, self._held.of_layers_before)
+        leaves = after + self._weights(ahead, (), back=self._held.finds_copies) + self.tokens("x")
         return self.template("embedding", [*ops, *self._computed("embedding")], needs, leaves, "embedding")
 
     def fetch(self, name: str, forward: bool) -> Template:
@@ -267,9 +242,9 @@ class BatchTemplates:
         forward or a backward begins with."""
         of = self.parameters.of
         ahead = self._ahead(range(of.forward_window) if forward else range(1 - of.window, 1), forward)
-        degree = self._of_layers_before if forward else of.degrees.secondary
+        degree = self._held.of_layers_before if forward else of.degrees.secondary
         ops: Tables = [self._gathered_layer(layer) if forward else self._gathered_again(layer) for layer in ahead]
-        found = self._weights(ahead, (), back=not forward or self._finds_copies)
+        found = self._weights(ahead, (), back=not forward or self._held.finds_copies)
         return self.template(name, ops, self._weights((), ahead, degree), found)
 
     def _ahead(self, layers: range, forward: bool) -> tuple[int, ...]:
@@ -290,13 +265,13 @@ class BatchTemplates:
     def _around(self, forward: bool) -> tuple[Rows, Rows]:
         """Returns what a layer's template needs and leaves of parameters."""
         of = self.parameters.of
-        back = not forward or self._finds_copies
+        back = not forward or self._held.finds_copies
         if not (of.gathered or (self._gathers_layers and forward)):
             return self._weights((0,), (), back=back), self._weights((0,), (), back=back)
         offsets = [*range(of.forward_window + 1)] if forward else [-layer for layer in range(of.window + 1)]
-        before, after = self._of_layers_before, of.degrees.secondary
+        before, after = self._held.of_layers_before, of.degrees.secondary
         if not forward:
-            before, after = after, self._of_layers_after
+            before, after = after, self._held.of_layers_after
         needs = self._weights(offsets[:-1], offsets[-1:], before, back)
         if not of.gathered:
             return needs, self._weights(offsets, (), back=back)
