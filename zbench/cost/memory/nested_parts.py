@@ -28,7 +28,7 @@ def has_parts_in_parts(cost: Cost) -> bool:
 
 @dataclass(frozen=True)
 class NestedParts:
-    """What ranks of a stage have of one layer, of the table and of the head. ranks: of the stage."""
+    """The parts that ranks of a stage have of one layer, of the table and of the head. ranks: of the stage."""
 
     model: Model
     ranks: int

@@ -13,7 +13,7 @@ from zbench.describe.degrees import ShardDegrees
 
 @dataclass(frozen=True, slots=True)
 class HeldParameters:
-    """Where a micro-batch is among those of a step. degrees: of parameters. number, count: which of how many it is.
+    """A micro-batch among those of a step. degrees: of parameters. number, count: which of how many it is.
     staged: whether it goes through a job's pipeline stages."""
 
     degrees: ShardDegrees
