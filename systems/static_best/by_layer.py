@@ -26,6 +26,7 @@ from zbench.systems.mesh import Mesh
 from zbench.systems.static_best.candidate import BY_LAYER, Candidate, KnownPlays
 from zbench.systems.static_best.layer_settings import LayerSetting, LayerSettings, Works
 from zbench.systems.static_best.search import (
+    ONCE,
     ROUNDS,
     Race,
     Rival,
@@ -86,6 +87,8 @@ def search_by_layer(study: Study, free: Sequence[str], batching: Batching) -> Ch
     free = [name for name in free if name != "recompute"]
     race, meshes, keeping = race_of(study, sample), list[MeshSettings](), replace(study, model=study.model.keeping_all)
     for model, cost in parallel_layouts(keeping, free):
+        if model.pipeline_parallel > 1 and model.sharding not in ONCE:
+            continue  # settings of theirs take four times the seconds of all others
         study.tell(f"layers: tensor parallelism {model.tensor_parallel}, stages {model.pipeline_parallel}")
         meshes += mesh_settings(model, cost, study.cost_of, batching, race)
     study.tell("layers: playing the better ones")

@@ -15,10 +15,11 @@ from math import ceil, inf
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.model import Model
+from zbench.describe.pipeline.staged_layers import EVEN
 from zbench.describe.units import with_noun
 from zbench.interfaces.study import Choice, Clock, Sample, Study
 from zbench.run.fastest import ENOUGH, FREE, free_values
-from zbench.systems.common.mesh_groups import METHODS
+from zbench.systems.common.mesh_groups import METHODS, Method
 from zbench.systems.common.mesh_packs import Batching
 from zbench.systems.common.mesh_plans import least_degree
 from zbench.systems.common.micro_batches import fitting_tokens
@@ -29,7 +30,7 @@ from zbench.systems.static_best.candidate import LAYOUT, Candidate, KnownPlays
 ROUNDS = ((4, 8), (8, 3))  # batches that candidates are played on, and how many go on to more; the last have all
 SHARES = (0.5, 0.25)  # of the tokens that fit a GPU: smaller micro-batches that are tried at last
 FILLS = (1, 2, 4)  # with stages, micro-batches a stage that are tried at first: a bubble of at most 1/2, 1/3 and 1/5
-ONE_STAGE = ("zero2", "zero3")  # shardings that are searched without stages, as each micro-batch pays for them
+ONCE = ("none", "zero1")  # shardings with which no micro-batch pays for gathers or reductions of its own
 CONFIRMED = 16  # batches that the best are played on at last where a sample has more than they are judged on
 BEHIND = 1.15  # times the fastest: what takes longer is far behind; a judgement
 HOPELESS = 1.5  # times a rival by planners' estimate: a judgement; of those looked at whole steps turned 1.23 at most
@@ -113,7 +114,7 @@ def ranked_layouts(
     timed: list[Timed] = []
     for model, cost in parallel_layouts(study, free):
         study.tell(f"playing tensor parallelism {model.tensor_parallel}, stages {model.pipeline_parallel}")
-        timed += grown(model, cost, batching, race)
+        timed += grown(model, cost, batching, race, methods_of(model, timed))
     timed = filled(timed, race)
     study.tell("playing the better ones")
     near = ranked(timed, HOPELESS * rival.few)
@@ -135,8 +136,8 @@ def parallel_layouts(study: Study, free: Sequence[str]) -> Iterator[tuple[Model,
     for chosen in product(tensor, stages, *values):
         try:
             laid = replace(model.with_stages(chosen[1]), **dict(zip(LAYOUT, chosen, strict=True)), micro_batches=1)
-            if laid.pipeline_parallel > 1 and laid.sharding in ONE_STAGE:
-                continue
+            if laid.pipeline_parallel > 1 and laid.sharding not in ONCE and "sharding" in freed:
+                continue  # of which there are four times as many
             cost = study.cost_of(laid)
             study.clock(cost)
         except ValueError:  # it does not divide, or the run's clock does not play it
@@ -144,11 +145,24 @@ def parallel_layouts(study: Study, free: Sequence[str]) -> Iterator[tuple[Model,
         yield laid, cost
 
 
-def grown(model: Model, cost: Cost, batching: Batching, race: Race) -> Iterator[Timed]:
-    """Yields meshes of every method, of degrees from the least on, with their seconds on few batches."""
+def methods_of(model: Model, timed: Sequence[Timed]) -> Sequence[Method]:
+    """Returns the methods that a layout is tried with: all, or, of stages whose micro-batches pay for gathers, that of
+    the fastest mesh with the same tensor parallelism and one stage, if one fits: a judgement, for fewer seconds. timed:
+    of layouts that came before."""
+    if model.pipeline_parallel == 1 or model.sharding in ONCE:
+        return METHODS
+    alike = replace(model, pipeline_parallel=1, stage_layers=EVEN)
+    fastest = (one.mesh.method for seconds, one in sorted(timed, key=_seconds) if seconds < inf and one.model == alike)
+    return [*islice(fastest, 1)] or METHODS
+
+
+def grown(
+    model: Model, cost: Cost, batching: Batching, race: Race, methods: Sequence[Method] = METHODS
+) -> Iterator[Timed]:
+    """Yields meshes of some methods, of degrees from the least on, with their seconds on few batches."""
     ranks, tokens = cost.cluster.num_ranks, fitting_tokens(cost)
     least = least_degree(int(race.hard.lengths.max()), tokens, ranks)
-    for method in METHODS:
+    for method in methods:
         before = inf
         for degree in (one for one in divisors(ranks) if one >= least):
             candidate = Candidate(model, Mesh(cost, method, degree, batching, tokens), known=race.known)

@@ -77,6 +77,9 @@ CASES = {
     "ZeRO-1, stages": cost_of(2, 2, sharding="zero1", pipeline_parallel=2, micro_batches=2),
     "ZeRO-2, stages": cost_of(2, 2, sharding="zero2", pipeline_parallel=2, micro_batches=2),
     "ZeRO-3, stages": cost_of(2, 2, sharding="zero3", pipeline_parallel=2, micro_batches=2),
+    "what stays is whole, stages": cost_of(
+        2, 2, sharding=ShardDegrees(WORLD, 1, WORLD, WORLD), pipeline_parallel=2, micro_batches=2
+    ),
 }
 
 

@@ -124,7 +124,7 @@ def test_known_steps_tell_nodes_apart() -> None:
         (
             cost_of(sharding=ShardDegrees(NODE, NODE, NODE, NODE).of_ranks(8, 4)),
             {},
-            "nested sharding has levels of its own, sharding.degrees, so it takes flat",
+            "sharding.degrees are levels of their own, so it takes flat",
         ),
         (
             cost_of(sharding="zero2", **EXPERTS),

@@ -177,10 +177,6 @@ def test_homes_of_another_run_are_found(every: int, told: str) -> None:
             {"zero": ShardDegrees(2, 2, 4, 4), "window": StepOverlap("all")},
             "with parameters cut over 2 ranks a layer's",
         ),
-        (
-            {"zero": ShardDegrees(2, 2, 4, 4), "stages": 2},
-            "sharding is nested; with 2 pipeline stages it takes none, zero1, zero2 or zero3",
-        ),
         ({"zero": ShardDegrees(3, 3, 3, 3)}, "sharding.degrees.optimizer is 3; it has to divide the 4 ranks"),
     ],
 )

@@ -64,7 +64,7 @@ def ceiling_seconds(batch: Batch, cost: Cost, of: Collectives) -> float:
     least, gather = Least.of(batch, cost), of.gather if of.every_step else 0.0
     last = of.reduce / of.num_layers  # the first layer's gradients, which nothing is left to hide
     ahead = gather + gather / of.num_layers  # before the last layer's forward begins, and that takes so long at least
-    ends = [least.both + last, _copying(batch, cost, pipelines)]
+    ends = [least.both + last, _copying(batch, cost, False)]
     if of.every_micro_batch:  # ranks meet between forward and backward
         whole = of.gather + of.reduce + least.backward / of.num_layers
         ends.append(max(least.forward, ahead) + max(least.backward + last, whole))

@@ -85,14 +85,16 @@ class Collectives:
     @staticmethod
     def _nested(cost: Cost, degrees: ShardDegrees) -> "Collectives":
         """Works out the collectives of degrees: of a micro-batch, those among the ranks of each run. Both gathers of it
-        count as their mean. What is over the rest, once a step, is not in it, unless nothing is in every micro-batch.
+        count as their mean; with stages a forward's is that of a backward but for a step's first one. What is over the
+        rest, once a step, is not in it, unless nothing is in every micro-batch.
         """
-        model, cut, bits = cost.model, degrees, degrees.bits
-        gradients = bits.value_bytes("gradients", GRADIENT_BYTES) * float(model.total_params)
+        model, cut, bits, of_stage = cost.model, degrees, degrees.bits, float(cost.model.total_params) / cost.pp
+        gradients = bits.value_bytes("gradients", GRADIENT_BYTES) * of_stage
         gathers = [(cut.optimizer, "updates")]
         if cut.weights != 1:
-            gathers = [(cut.weights, "weights"), (cut.secondary, "secondary")]
-        sizes = [bits.value_bytes(kind, model.element_bytes) * float(model.total_params) for _, kind in gathers]
+            stays = cost.pp > 1 and cut.secondary != cut.weights
+            gathers = [(cut.weights, "weights"), (cut.secondary, "secondary")][int(stays) :]
+        sizes = [bits.value_bytes(kind, model.element_bytes) * of_stage for _, kind in gathers]
         runs = [(size, degree) for size, (degree, _) in zip(sizes, gathers, strict=True)]
         reduced = cut.gradients != 1
         halves = 1 if reduced or cut.optimizer != 1 else 2

@@ -55,21 +55,19 @@ def cost_like(cost: Cost, cluster: Cluster, model: Model, pipelines: bool) -> Co
 
 
 def _with_ranks(cluster: Cluster, model: Model) -> Model:
-    """Returns a model whose degrees of sharding, where it has some, are numbers of the cluster's ranks.
+    """Returns a model whose degrees of sharding, where it has some, are numbers of the cluster's ranks, with stages of
+    those of a stage.
 
     Raises:
-        ValueError: they do not lie in one another, or there are stages beside them.
+        ValueError: they do not lie in one another.
     """
-    if not isinstance(model.sharding, ShardDegrees):
-        return model
     tp, pp = model.tensor_parallel, model.pipeline_parallel
-    if pp > 1:
-        raise ValueError(
-            f"sharding is nested; with parallel.pipeline_parallel={pp} it takes none, zero1, zero2 or zero3"
-        )
-    groups, of_node = cluster.num_ranks // tp, max(cluster.gpus_per_node // tp, 1)
+    if not isinstance(model.sharding, ShardDegrees) or cluster.num_nodes % pp:  # of which stages have a sentence
+        return model
+    groups, of_node = cluster.num_ranks // tp // pp, max(cluster.gpus_per_node // tp, 1)
     called = "rank" if tp == 1 else "tensor-parallel group"
-    return replace(model, sharding=model.sharding.of_ranks(groups, of_node, called))
+    where = "" if pp == 1 else " of a stage"
+    return replace(model, sharding=model.sharding.of_ranks(groups, of_node, called, where))
 
 
 def worker_cost(cost: Cost, sync: RoundSync) -> Cost:

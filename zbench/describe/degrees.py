@@ -164,16 +164,21 @@ class ShardDegrees:
             )
 
     def __str__(self) -> str:
-        words = {number: word for word, number in _WORDS.items()}
-        cut = ",".join(words.get(one, str(one)) for one in self.cut)
+        cut = ",".join(_WORD_OF.get(one, str(one)) for one in self.cut)
         return f"{NESTED}:{cut}" + (f" {self.bits}" if self.bits != PLAIN else "")
+
+    @property
+    def told(self) -> str:
+        """The degrees by name, as a yaml has them, for sentences."""
+        named = (f"{name}: {_WORD_OF.get(size, size)}" for name, size in zip(NAMES, self.cut, strict=True))
+        return f"{{{', '.join(named)}}}"
 
     @property
     def cut(self) -> tuple[int, int, int, int]:
         """The degrees of weights, secondary weights, gradients and optimizer state."""
         return self.weights, self.secondary, self.gradients, self.optimizer
 
-    def _told_order(self, cut: Sequence[int], ranks: int, called: str) -> str:
+    def _told_order(self, cut: Sequence[int], ranks: int, called: str, where: str) -> str:
         """Returns the sentence on degrees that do not lie in one another: of the one that alone has to be another, or
         where there are several such, of the first that does not divide the next. cut: in the order of _ORDER."""
         given = {name: getattr(self, name) for name in _ORDER}
@@ -185,7 +190,7 @@ class ShardDegrees:
             name: [size for size in range(1, ranks + 1) if _nested([*cut[:at], size, *cut[at + 1 :]], ranks)]
             for at, name in enumerate(_ORDER)
         }
-        all_of_them = f"the {with_noun(ranks, called)}"
+        all_of_them = f"the {with_noun(ranks, called)}{where}"
         ways = [name for name, sizes in takes.items() if sizes]
         if len(ways) == 1:
             (name,) = ways
@@ -197,9 +202,9 @@ class ShardDegrees:
         other = f"sharding.degrees.{_ORDER[at + 1]}={cut[at + 1]}" if at + 1 < len(_ORDER) else all_of_them
         return f"sharding.degrees.{_ORDER[at]} is {shown[_ORDER[at]]}; it has to divide {other}"
 
-    def of_ranks(self, ranks: int, ranks_per_node: int = 0, called: str = "rank") -> "ShardDegrees":
-        """Returns the degrees on so many ranks, NODE as a number and WORLD for what is all ranks. called: what
-        sentences call one of them.
+    def of_ranks(self, ranks: int, ranks_per_node: int = 0, called: str = "rank", where: str = "") -> "ShardDegrees":
+        """Returns the degrees on so many ranks, NODE as a number and WORLD for what is all ranks. called, where: what
+        sentences call one of them, and say behind all of them.
 
         Raises:
             ValueError: they do not lie in one another.
@@ -209,7 +214,7 @@ class ShardDegrees:
         weights, secondary, gradients, optimizer, node, hop = own
         cut = [secondary or ranks, weights or ranks, gradients or ranks, optimizer or ranks]
         if not _nested(cut, ranks):
-            raise ValueError(self._told_order(cut, ranks, called))
+            raise ValueError(self._told_order(cut, ranks, called, where))
         if node and (node % (weights or ranks) or node in (weights, optimizer) or (optimizer or ranks) % node):
             raise ValueError(
                 f"sharding.degrees.updates is {BY_NODE}, of {with_noun(node, called)}; parameters cut over "

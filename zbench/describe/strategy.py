@@ -95,6 +95,12 @@ class Sharding:
         return ShardDegrees.of(self.degrees, self.bits) if self.strategy == NESTED else self.strategy
 
     @property
+    def told(self) -> str:
+        """The strategy, or of which degrees it is, for sentences."""
+        cut = self.of_model
+        return cut if isinstance(cut, str) else f"of degrees {cut.told}"
+
+    @property
     def overlap(self) -> StepOverlap:
         """The gathers and reductions that are beside the layers' work."""
         return StepOverlap(self.window, self.gradient_bucket, collectives=self.collectives)
@@ -165,7 +171,7 @@ class TrainingMemory(HostUse):
 
     def check_offload(self, granularity: str, stages: int, sharding: str) -> None:
         """Refuses what cannot be in host memory. granularity: of recomputation; stages: of a pipeline; sharding: its
-        strategy.
+        strategy, as Sharding.told has it.
 
         Raises:
             ValueError: it cannot; the message names the keys.

@@ -1,4 +1,5 @@
-"""Planners' estimate of jobs with stages beside the whole steps that plans become, with every stage of ZeRO."""
+"""Planners' estimate of jobs with stages beside the whole steps that plans become, with every stage of ZeRO and nested
+degrees."""
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -11,7 +12,7 @@ from zbench.run.system import make_system
 from zbench.simulator.estimate.step import StepEstimate
 
 
-@pytest.mark.parametrize("sharding", ["none", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("sharding", ["none", "zero1", "zero2", "zero3", "mics", "zeropp", "three_level"])
 @pytest.mark.parametrize("system", ["zeppelin", "bytescale"])
 def test_estimates_are_near_whole_steps(system: str, sharding: str) -> None:
     """llama_7b, a node of a800_4x8 a stage, a batch of longtail_128k: within 4 % in seconds, no memory less than what

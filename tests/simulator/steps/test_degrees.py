@@ -23,15 +23,16 @@ from zbench.step.template import Encoding, Items, Step
 LEVELS = ShardDegrees(2, 2, 8, WORLD, 8)  # pairs, nodes, the world
 
 
-def played(degrees: ShardDegrees, micro_batches: int, **device: float) -> PlayedStep:
-    """A step of few layers whose micro-batches are alike. device: what else is another."""
+def played(degrees: ShardDegrees, micro_batches: int, stages: int = 1, **device: float) -> PlayedStep:
+    """A step of few layers whose micro-batches are alike. stages: of two nodes each; device: what else is another."""
     found, cost = planned("zeppelin")
     model, plan = replace(found.model, num_layers=4, sharding=degrees), found.plans[0]
     numbers = [plan.sequences + at * len(plan.sequences) for at in range(micro_batches)]
     plans = [plan.with_(sequences=one) for one in numbers]
-    step = whole_step(model, plans, 1, degrees)
+    step = whole_step(model, plans, 1, degrees, stages=stages)
     prove_step(step)
-    cluster = replace(cost.cluster, device=replace(cost.cluster.device, **device))
+    device_of = replace(cost.cluster.device, **device)
+    cluster = replace(cost.cluster, num_nodes=stages * cost.cluster.num_nodes, device=device_of)
     return play_step(step, plans, make_cost(cluster, model))
 
 
@@ -50,6 +51,20 @@ def test_what_leaves_a_node_goes_once_a_step() -> None:
     alone = played(ShardDegrees(8, 8, 8, 8), 3)
     assert not alone.nic_tx["parameters"].any()
     assert alone.nic_tx["gradients"] == pytest.approx(2 * three.nic_tx["gradients"], rel=1e-3)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_stages_gather_between_their_nodes_once_where_a_copy_is_in_each(count: int) -> None:
+    """Two stages of two nodes, of four NICs each: with parameters cut over all GPUs of a stage and what stays for
+    backwards over a node, layers leave a node in the first forward alone, the table and the head in every micro-batch;
+    with ZeRO-3 layers leave it twice in each. Gradients leave it in every micro-batch, in both."""
+    model = replace(planned("zeppelin")[0].model, num_layers=4)
+    layers, half = (model.total_params - 2 * model.head_params) / 2, model.element_bytes / 2 / 4
+    node, world = (played(ShardDegrees(WORLD, degree, WORLD, WORLD), count, 2) for degree in (8, WORLD))
+    outer = count * model.head_params
+    assert node.nic_tx["parameters"] == pytest.approx(np.full(16, (layers + outer) * half), rel=1e-3)
+    assert world.nic_tx["parameters"] == pytest.approx(np.full(16, (2 * count * layers + outer) * half), rel=1e-3)
+    assert (node.nic_tx["gradients"] == world.nic_tx["gradients"]).all()
 
 
 def test_gpus_hold_what_degrees_say() -> None:

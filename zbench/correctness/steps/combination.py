@@ -166,8 +166,8 @@ class StepCombination:
     def can_be(self, ranks: int) -> bool:
         """Returns whether it can be on so many GPUs: no more than these, heads exchanged among a ring's, experts held
         by a stage's, several nodes in a stage where collectives have two levels, tied embeddings in one stage,
-        exchanges beside matmuls in groups of several GPUs, degrees of pairs in one stage, with collectives of their
-        own levels, chunks of tokens where no seats are of all of a GPU's tokens."""
+        exchanges beside matmuls in groups of several GPUs, degrees of pairs of a stage's, with collectives of their own
+        levels, chunks of tokens where no seats are of all of a GPU's tokens."""
         of_stage, experts = self.num_gpus // self.stages, self.expert_parallel * self.expert_tensor_parallel
         groups = of_stage // self.tensor_parallel
         return (
@@ -179,7 +179,7 @@ class StepCombination:
             and (experts > (NODE if self.routing in OF_NODES else 1) or self.routing not in OF_SEVERAL)
             and (self.expert_tensor_parallel == 1 or (experts > 0 and self.routing != "2dh"))
             and (self.exchanges == "whole" or self.tensor_parallel > 1)
-            and (self.zero in STAGES or (groups % 2 == 0 and self.stages == self.levels == 1))
+            and (self.zero in STAGES or (groups % 2 == 0 and self.levels == 1))
             and (self.chunk_tokens == 0 or self.routing != "router")
         )
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
+from zbench.cost.memory.nested_parts import NestedParts, has_parts_in_parts
 from zbench.describe.degrees import BY_STRATEGY, WORLD, degrees_of
 from zbench.describe.model import Model
 
@@ -55,6 +56,9 @@ class WholeBytes(NamedTuple):
         """Returns those of layers of one kind. ahead: how many layers of it are gathered ahead, in a layer's backward,
         at the loss, and when a forward begins; others: bytes of those of another kind that are."""
         model, degrees, ranks = cost.model, degrees_of(cost.model.sharding), cost.cluster.num_ranks
+        if has_parts_in_parts(cost):
+            parts = NestedParts.of(cost)
+            return WholeBytes(**parts.at_work(ahead[0]), **parts.at_ends(*ahead[1:], adam_bytes(model)))
         weights, gradients = (degree != 1 and ranks > 1 for degree in (degrees.weights, degrees.gradients))
         weight, gradient = weights * model.element_bytes, gradients * GRADIENT_BYTES
         # A rank's own part is one piece of each layer, and one of its experts, which are cut by themselves; and the
@@ -104,7 +108,8 @@ def state_bytes(cost: Cost) -> int:
     """Returns the bytes of parameters, gradients and optimizer state on a rank of a job, all the time; of one of its
     stages where these are alike, the fullest."""
     if cost.pp > 1:
-        return bytes_of_stage(cost, cost.layers * cost.model.layer_params, cost.layers, False, True)
+        ends = ((True, False), (False, True)) if has_parts_in_parts(cost) else ((False, True),)
+        return max(bytes_of_stage(cost, cost.layers * cost.model.layer_params, cost.layers, *one) for one in ends)
     model, degrees = cost.model, degrees_of(cost.model.sharding)
     size = ParameterCount(model.total_params, (model.num_layers - model.dense_layers) * model.expert_params)
     of = degrees.secondary, degrees.gradients, degrees.optimizer
@@ -134,6 +139,10 @@ def bytes_of_stage(cost: Cost, params: int, layers_of_experts: int, is_first: bo
     found = _state_bytes(cost, size, layers, of, (layers, size.all) if every else (0, 0))
     each = adam_bytes(model)
     each += model.element_bytes * (degrees.secondary != 1) + GRADIENT_BYTES * (degrees.gradients != 1)
+    if has_parts_in_parts(cost):
+        parts = NestedParts.of(cost)
+        most = parts.outer_state(is_first, is_last, adam_bytes(model))
+        return found + int(most - parts.even_state(outer - is_last * model.hidden, adam_bytes(model)))
     more = min(outer, (model.table_params + model.head_params) / ranks) - outer / ranks
     return found + int(max(more, 0) * each)
 

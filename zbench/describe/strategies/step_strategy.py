@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from zbench.describe.checks import check_whole_number
-from zbench.describe.degrees import NESTED, ShardDegrees
+from zbench.describe.degrees import ShardDegrees
 from zbench.describe.exchanges import WHOLE as WHOLE_EXCHANGES
 from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.expert_schedule import DRAWN, DROPLESS, FLAT, PLANNED, SEQUENTIAL, USUAL_EXPERTS, Experts
@@ -87,7 +87,7 @@ class StepStrategy:
         sharding, loss = model_fields["sharding"], model_fields["loss_chunk_tokens"]
         again = "none, selective or full"
         for name, value, usual in (
-            ("sharding.strategy", NESTED if isinstance(sharding, ShardDegrees) else "", ""),
+            ("sharding", f"of degrees {sharding.told}" if isinstance(sharding, ShardDegrees) else "", ""),
             ("recompute.granularity", ADAPTIVE if self.adaptive_recompute else again, again),
             ("recompute.layers", model_fields["recompute_layers"], ALL_LAYERS),
             ("parallel.stage_layers", model_fields["stage_layers"], EVEN),

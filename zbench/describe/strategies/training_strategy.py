@@ -70,7 +70,7 @@ class TrainingStrategy:
                 f"go between experts' messages of the next one, which is like it, so it takes {ALL_LAYERS} or {CHOSEN}"
             )
         stages = self.parallel.pipeline_parallel
-        self.memory.check_offload(self.recompute.granularity, stages, self.sharding.strategy)
+        self.memory.check_offload(self.recompute.granularity, stages, self.sharding.told)
         if self.sync.in_rounds:
             self._check_rounds()
         if self.recompute.is_adaptive and (self.sync.in_rounds or self.job.has_rollouts):
@@ -112,8 +112,8 @@ class TrainingStrategy:
             )
         if self.sharding.strategy == NESTED:
             raise ValueError(
-                f"sharding is {NESTED}; with {sync} each worker cuts its own parameters, so it takes none, zero1, "
-                "zero2 or zero3"
+                f"sharding is {self.sharding.told}; with {sync} each worker cuts its own parameters, so it takes none, "
+                "zero1, zero2 or zero3"
             )
         if self.memory.uses_hosts:
             raise ValueError(
@@ -128,11 +128,11 @@ class TrainingStrategy:
         """
         if not self.job.has_rollouts:
             return
-        strategy = self.sharding.strategy
-        unnested = strategy if strategy != NESTED else "none, zero1, zero2 or zero3"
+        strategy = self.sharding.told
+        unnested = strategy if self.sharding.strategy != NESTED else "none, zero1, zero2 or zero3"
         for name, value, usual in (
             ("sync", self.sync.method, EVERY.method),
-            ("sharding.strategy", strategy, unnested),
+            ("sharding", strategy, unnested),
             ("parallel.pipeline_parallel", self.parallel.pipeline_parallel, 1),
             ("parallel.expert_parallel", self.parallel.expert_parallel, 1),
             ("parallel.expert_tensor_parallel", self.parallel.expert_tensor_parallel, 1),

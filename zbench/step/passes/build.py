@@ -90,8 +90,8 @@ def whole_step(
     if plans and plans[0].pipelines is not None:
         if not isinstance(stage := ZeroCut.of(zero).stage, str):
             raise ValueError(
-                "plans have pipelines, whose parameters stay for the step; sharding is nested, and takes none, zero1, "
-                "zero2 or zero3 with them"
+                f"plans have pipelines, whose parameters stay for the step; sharding is of degrees {stage.told}, and "
+                "takes none, zero1, zero2 or zero3 with them"
             )
         if some is not None:
             raise ValueError("plans have pipelines, of whose layers all or none are recomputed")
@@ -99,8 +99,6 @@ def whole_step(
     check_plans(model, tuple(plans), degree)
     overlap, cut = StepOverlap.of(window), ZeroCut.of(zero)
     groups, experts = plans[0].num_ranks, experts.in_chunks(overlap.experts)
-    if isinstance(cut.stage, ShardDegrees) and stages > 1:
-        raise ValueError(f"sharding is nested; with {stages} pipeline stages it takes none, zero1, zero2 or zero3")
     if some is not None and overlap.experts.gradients is not None:
         raise ValueError(
             "gradients go between experts' messages of the next layer; all or no layers are recomputed then"
@@ -125,7 +123,8 @@ def whole_step(
         else:
             shares = overlap.shares[number] if overlap.shares else ()
             parts = PlanParts(plan, model, degree, experts, token_slices=overlap.token_slices, shares=shares)
-            one = BatchTemplates.of(parts, (number, len(plans)), parameters, formulas, parts.num_gpus * stages)
+            places = parts.num_gpus * stages
+            one = BatchTemplates.of(parts, (number, len(plans)), parameters, formulas, places, stages > 1)
         begun = dict(built.gradients)
         made, loss = one.templates(built.gradients, loss)
         firsts.append(len(built.templates))
@@ -213,7 +212,8 @@ def forward_step(
             loss += len(one.parts.home)
         else:
             parts = PlanParts(plan, model, degree, token_slices=overlap.token_slices)
-            one = BatchTemplates.of(parts, (number, len(plans)), parameters, formulas, parts.num_gpus * stages)
+            places = parts.num_gpus * stages
+            one = BatchTemplates.of(parts, (number, len(plans)), parameters, formulas, places, stages > 1)
             made, loss = one.forward_templates(loss)
             made += border_templates(one, False) if stages > 1 else []
         built.templates += made
@@ -251,17 +251,27 @@ def _numbered(built: _Built, templates: Sequence[Template]) -> tuple[int, int]:
 
 def _fetches(built: _Built, stages: int, trains: bool = True) -> list[tuple[int, int]]:
     """Adds the templates that gather a stage's first layers ahead and returns those of every micro-batch, forward and
-    backward, -1 where there is none: with stage 3 each has both, and where parameters are gathered once a step, the
-    first one's forward has. trains: whether there are backwards."""
-    first, number, of = replace(built.batches[0], count=1), len(built.templates), built.batches[0].parameters.of
+    backward, -1 where there is none: where parameters stay in parts each has both, of which the first one's forward
+    finds them as they rest between steps; where they are gathered once a step, the first one's forward has. trains:
+    whether there are backwards."""
+    first, of = replace(built.batches[0], count=1), built.batches[0].parameters.of
+
+    def added(name: str, of_batch: BatchTemplates, forward: bool) -> int:
+        built.templates.append(of_batch.fetch(name, forward))
+        return len(built.templates) - 1
+
     found = [(-1, -1)] * len(built.batches)
-    if stages > 1 and of.degrees.optimizer != 1 and not of.gathered_first:
-        built.templates.append(first.fetch("fetch", True))
-        found[0] = (number, -1)
-    if stages > 1 and of.gathered:
-        built.templates += [first.fetch("fetch_backward", False)] if trains else []
-        found = [(number, number + 1 if trains else -1)] * len(built.batches)
-    return found
+    if stages == 1 or of.degrees.optimizer == 1 or of.gathered_first:
+        return found
+    forward = others = added("fetch", first, True)
+    if of.gathered:
+        backward = added("fetch_backward", first, False) if trains and of.degrees.secondary != 1 else -1
+        if of.degrees.secondary == 1:
+            others = -1  # all of them stay from the first forward on
+        elif of.degrees.optimizer != of.degrees.secondary and len(found) > 1:
+            others = added("fetch_others", replace(built.batches[1], count=1), True)
+        found = [(others, backward)] * len(found)
+    return [(forward, found[0][1]), *found[1:]]
 
 
 def _updates(built: _Built, num_layers: int, places: list[int], layers: list[int]) -> list[Instance]:

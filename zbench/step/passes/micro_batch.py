@@ -17,6 +17,7 @@ from zbench.step.passes.contributions import TABLE, Contributions, Rows
 from zbench.step.passes.experts import ExpertModules
 from zbench.step.passes.memory.chunks import TokenChunks, by_chunks
 from zbench.step.passes.parameters.gradients import GradientRows
+from zbench.step.passes.parameters.held import HeldParameters
 from zbench.step.passes.parameters.zero import ShardedParameters
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.recompute import BEFORE
@@ -31,8 +32,9 @@ Tables = list[Ints | Rows]
 
 @dataclass(frozen=True)
 class BatchTemplates:
-    """A micro-batch's part of a step while it is built. number, count: which of how many it is. computed: operations of
-    sections that were made so far, which do not depend on the number."""
+    """A micro-batch's part of a step while it is built. number, count: which of how many it is. staged: whether it goes
+    through a job's pipeline stages, of which others are under way meanwhile. computed: operations of sections that were
+    made so far, which do not depend on the number."""
 
     number: int
     count: int
@@ -43,14 +45,21 @@ class BatchTemplates:
     formulas: Sections
     linear: LinearModules
     experts: ExpertModules
+    staged: bool = False
     computed: dict[tuple[str, str], list[Ints]] = field(default_factory=dict, repr=False, compare=False)
     _entries: dict[str, Rows] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @staticmethod
     def of(
-        parts: PlanParts, batch: tuple[int, int], parameters: ShardedParameters, formulas: Sections, places: int
+        parts: PlanParts,
+        batch: tuple[int, int],
+        parameters: ShardedParameters,
+        formulas: Sections,
+        places: int,
+        staged: bool = False,
     ) -> "BatchTemplates":
-        """Lays out a micro-batch. batch: which of how many it is; places: how many there are."""
+        """Lays out a micro-batch. batch: which of how many it is; places: how many there are; staged: as of the
+        class."""
         indices = (*parts.indices(), *parameters.indices())
         sizes = {**{one.name: len(one) for one in indices}, PLACE: places, LANE: MOST_LANES}
         lists = ListTable(sizes)
@@ -72,6 +81,7 @@ class BatchTemplates:
             formulas,
             LinearModules(parts, layout, lists),
             ExpertModules(parts, layout, lists),
+            staged,
         )
 
     def templates(self, gradients: dict[str, Ints], loss: int) -> tuple[list[Template], int]:
@@ -180,18 +190,27 @@ class BatchTemplates:
         return self._gathers and not self.parameters.of.gathered_first
 
     @property
-    def _before(self) -> int:
-        """The degree by which parameters are held where the micro-batch's forward finds them: in the first one as they
-        rest between steps."""
-        degrees = self.parameters.of.degrees
-        return degrees.optimizer if self.number == 0 else degrees.weights
+    def _held(self) -> HeldParameters:
+        """How the micro-batch finds parameters, and leaves them."""
+        return HeldParameters(self.parameters.of.degrees, self.number, self.count, self.staged)
+
+    def _gathered_layer(self, layer: int) -> Rows:
+        """Returns what brings the parameters of a layer to every GPU in a forward. layer: its offset."""
+        if self._held.finds_copies:
+            return self._gathered_again(layer)
+        return self._gathered(self.parameters.of.of_layers, layer)
+
+    def _gathered_again(self, layer: int) -> Rows:
+        """Returns what brings the parameters of a layer to every GPU from what stays for backwards."""
+        of = self.parameters.of
+        return self.parameters.gathers(of.of_layers, of.degrees.secondary, layer, True)
 
     def _gathered(self, weights: tuple[str, ...], layer: int = 0) -> Rows:
         """Returns what brings parameters to every GPU in a forward: in the first one those that were updated come to
         where they are held meanwhile before."""
         rows, of = self.parameters, self.parameters.of
-        if not of.gathered or self._before == of.degrees.weights:
-            return rows.gathers(weights, self._before, layer)
+        if not of.gathered or self._held.before == of.degrees.weights:
+            return rows.gathers(weights, self._held.before, layer)
         return rows.refreshes(weights, layer) + rows.gathers(weights, of.degrees.weights, layer)
 
     def _around_layers(self, weights: Sequence[str], again: Sequence[str] = ()) -> tuple[Rows, Rows, Rows]:
@@ -206,18 +225,16 @@ class BatchTemplates:
         before = [line for one in there for line in rows.everywhere(one, one)]
         after = before + [line for one in come for line in rows.held(one, one, held)]
         for one in come:
-            before += rows.held(one, one, held if one in again else self._before)
+            before += rows.held(one, one, held if one in again else self._held.before)
         return gathers, before, after
 
     def _embedding(self) -> Template:
         rows = self.parameters
         ahead = self._ahead(range(rows.of.forward_window), True)
         gathers, before, after = self._around_layers(TABLE)
-        ops: Tables = [gathers, *(self._gathered(rows.of.of_layers, layer) for layer in ahead)]
-        needs, leaves = (
-            before + self._weights((), ahead, self._before),
-            after + self._weights(ahead, ()) + self.tokens("x"),
-        )
+        ops: Tables = [gathers, *(self._gathered_layer(layer) for layer in ahead)]
+        needs = before + self._weights((), ahead, self._held.of_layers_before)
+        leaves = after + self._weights(ahead, (), back=self._held.finds_copies) + self.tokens("x")
         return self.template("embedding", [*ops, *self._computed("embedding")], needs, leaves, "embedding")
 
     def fetch(self, name: str, forward: bool) -> Template:
@@ -225,10 +242,10 @@ class BatchTemplates:
         forward or a backward begins with."""
         of = self.parameters.of
         ahead = self._ahead(range(of.forward_window) if forward else range(1 - of.window, 1), forward)
-        degree = self._before if forward else self.parameters.of.degrees.secondary
-        rows = self.parameters
-        ops: Tables = [rows.gathers(rows.of.of_layers, degree, layer, not forward) for layer in ahead]
-        return self.template(name, ops, self._weights((), ahead, degree), self._weights(ahead, (), back=not forward))
+        degree = self._held.of_layers_before if forward else of.degrees.secondary
+        ops: Tables = [self._gathered_layer(layer) if forward else self._gathered_again(layer) for layer in ahead]
+        found = self._weights(ahead, (), back=not forward or self._held.finds_copies)
+        return self.template(name, ops, self._weights((), ahead, degree), found)
 
     def _ahead(self, layers: range, forward: bool) -> tuple[int, ...]:
         """Returns the offsets of layers that are gathered ahead; a backward gathers them with stage 3 alone."""
@@ -248,21 +265,22 @@ class BatchTemplates:
     def _around(self, forward: bool) -> tuple[Rows, Rows]:
         """Returns what a layer's template needs and leaves of parameters."""
         of = self.parameters.of
+        back = not forward or self._held.finds_copies
         if not (of.gathered or (self._gathers_layers and forward)):
-            return self._weights((0,), (), back=not forward), self._weights((0,), (), back=not forward)
+            return self._weights((0,), (), back=back), self._weights((0,), (), back=back)
         offsets = [*range(of.forward_window + 1)] if forward else [-layer for layer in range(of.window + 1)]
-        before, after = self._before, of.degrees.secondary
+        before, after = self._held.of_layers_before, of.degrees.secondary
         if not forward:
-            before, after = after, of.degrees.weights
-        needs = self._weights(offsets[:-1], offsets[-1:], before, not forward)
+            before, after = after, self._held.of_layers_after
+        needs = self._weights(offsets[:-1], offsets[-1:], before, back)
         if not of.gathered:
-            return needs, self._weights(offsets, (), back=not forward)
-        return needs, self._weights(offsets[1:], offsets[:1], after, not forward)
+            return needs, self._weights(offsets, (), back=back)
+        return needs, self._weights(offsets[1:], offsets[:1], after, back)
 
     def _forward(self, section: str = "backward") -> Template:
         """Returns the template of a layer's forward. section: of its backward, for which it keeps something."""
         rows = self.parameters
-        gathers = self._gathered(rows.of.of_layers, rows.of.forward_window) if self._gathers_layers else []
+        gathers = self._gathered_layer(rows.of.forward_window) if self._gathers_layers else []
         needs, leaves = self._around(True)
         leaves += self.tokens("x", 1) + self._saved(section)
         name, own = {KEPT: ("kept_forward", "forward"), DENSE_BACKWARD: (DENSE_FORWARD, DENSE_FORWARD)}.get(
@@ -306,7 +324,7 @@ class BatchTemplates:
         ahead = self._ahead(range(-rows.of.window, 0), False)
         gathers, had, has = self._around_layers(rows.of.of_head, self._head_there)
         kept = rows.of.degrees.secondary
-        ops: Tables = [gathers, *(rows.gathers(rows.of.of_layers, kept, layer, True) for layer in ahead)]
+        ops: Tables = [gathers, *(self._gathered_again(layer) for layer in ahead)]
         ops += [*self._computed("head"), self._loss_summed]
         before, after, reductions = self.contributions.entries("head", gradients)
         needs = had + self._weights((), ahead, kept) + self.tokens("x") + before
@@ -330,8 +348,7 @@ class BatchTemplates:
     def _backward(self, gradients: dict[str, Ints], section: str = "backward") -> Template:
         rows = self.parameters
         again = "~" if section != KEPT and "o~" in self.layout.number else ""
-        kept = rows.of.degrees.secondary
-        gathers = rows.gathers(rows.of.of_layers, kept, -rows.of.window, True) if rows.of.gathered else []
+        gathers = self._gathered_again(-rows.of.window) if rows.of.gathered else []
         ops: Tables = [gathers, *self._computed(section, again)]
         before, after, reductions = self.contributions.entries(section, gradients)
         needs, leaves = self._around(False)

@@ -120,7 +120,7 @@ class ProvenSteps:
             return
         given = f"sharding.collectives is {self.overlap.collectives}"
         if isinstance(self.model.sharding, ShardDegrees):
-            raise ValueError(f"{given}; nested sharding has levels of its own, sharding.degrees, so it takes {FLAT}")
+            raise ValueError(f"{given}; sharding.degrees are levels of their own, so it takes {FLAT}")
         if self.cluster is None:
             return
         if places <= self.cluster.gpus_per_node or self.cluster.gpus_per_node == 1:

@@ -64,7 +64,7 @@ def jobs(draw: st.DrawFn) -> Simulated:
     so slow that nothing else counts."""
     cost = draw(costs(nodes=3, gpus=4))
     kind = draw(st.sampled_from(("gpus", "gpus", "experts", "groups", "stages", "both")))
-    sharding = draw(st.sampled_from(SHARDING if kind in ("stages", "both") else (*SHARDING, "nested")))
+    sharding = draw(st.sampled_from((*SHARDING, "nested")))
     layers = draw(st.sampled_from((2, 4, 5)))
     model = replace(
         cost.model,
@@ -84,12 +84,12 @@ def jobs(draw: st.DrawFn) -> Simulated:
         cluster = replace(cluster, domains=()).part(cluster.num_nodes, 4, draw(st.sampled_from((1, 2, 4))))
         heads = draw(st.sampled_from((2, 4)))
         model = replace(model, num_heads=4, num_kv_heads=heads, tensor_parallel=draw(st.sampled_from((1, 2, heads))))
-    if sharding == "nested":
-        ranks = cluster.num_ranks // model.tensor_parallel
-        model = replace(model, sharding=draw(nested_degrees(ranks, cluster.gpus_per_node // model.tensor_parallel)))
     if kind in ("stages", "both"):
         cluster = cluster.part(2, cluster.gpus_per_node, cluster.nics_per_node)
         model = replace(model, num_layers=4, pipeline_parallel=2, tied_embeddings=False)
+    if sharding == "nested":
+        ranks = cluster.num_ranks // model.tensor_parallel // model.pipeline_parallel
+        model = replace(model, sharding=draw(nested_degrees(ranks, cluster.gpus_per_node // model.tensor_parallel)))
     if model.recompute != "none" and model.num_experts == 1:
         some = ("all", 1, (2, 1)) if model.pipeline_parallel == 2 else ("all", 1)
         model = replace(model, recompute_layers=draw(st.sampled_from(some)))
