@@ -20,7 +20,7 @@ from zbench.correctness.combinations import GROUPS, Combination, Combinations, c
 from zbench.correctness.cover import pairwise_cover
 from zbench.correctness.reference.byte_law import Bytes, step_traffic
 from zbench.correctness.reference.judge import charged_bytes
-from zbench.correctness.step_check import same_plan, step_faults
+from zbench.correctness.reference.step_check import same_plan, step_faults
 from zbench.correctness.strategy_choices import StrategyChoice
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch

@@ -134,7 +134,7 @@ def hop_seconds(lead: int, stage: Stage, tokens: Ints) -> tuple[Floats, Flags]:
     return np.asarray(seconds + cost.latency_seconds(link)[:, None], np.float64), across
 
 
-def end(plans: tuple[Plan, ...], cost: Cost, of: Collectives, moved: bool) -> float:
+def pipelined_end(plans: tuple[Plan, ...], cost: Cost, of: Collectives, moved: bool) -> float:
     """Returns when the last of the plans' pipelines has ended; plans are the step's micro-batches. The backward begins
     where it does in the last micro-batch of the pipeline that ends last."""
     carried, found, forward_end, backward_begin = np.zeros(cost.cluster.num_nics, np.int64), 0.0, 0.0, 0.0

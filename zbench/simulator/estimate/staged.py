@@ -22,7 +22,7 @@ from zbench.cost.cost import Cost
 from zbench.cost.memory.host_copies import LayerCopies, copies_of_stages
 from zbench.describe.arrays import Floats
 from zbench.plans.plan import Ints, Plan
-from zbench.simulator.estimate.carried import busiest_seconds, nic_bytes, with_forwards_again
+from zbench.simulator.estimate.carried import busiest_seconds, carried_bytes, with_forwards_again
 from zbench.simulator.estimate.layers import ClockState, Layers
 from zbench.simulator.estimate.one_f_one_b import turns
 from zbench.simulator.hop_graph import HopGraph
@@ -111,8 +111,8 @@ def _play(
 
 def _carried(of: Programs, cost: Cost) -> tuple[Ints, Ints]:
     """Returns the bytes on NICs of a stage's forward and backward of a micro-batch. cost: of the stage."""
-    forward = nic_bytes(of[0], cost)
-    return forward, with_forwards_again(forward, nic_bytes(of[1], cost), cost)
+    forward = carried_bytes(of[0], cost)
+    return forward, with_forwards_again(forward, carried_bytes(of[1], cost), cost)
 
 
 def _shown(of: Collectives, backward: bool, span: float, nic: float) -> float:
@@ -121,7 +121,7 @@ def _shown(of: Collectives, backward: bool, span: float, nic: float) -> float:
     return of.backward(span, nic) if backward else of.shown_in_forward(span, nic, False)
 
 
-def end(plans: tuple[Plan, ...], parts: Sequence[Programs], cost: Cost, of: Collectives) -> float:
+def staged_end(plans: tuple[Plan, ...], parts: Sequence[Programs], cost: Cost, of: Collectives) -> float:
     """Returns when the last stage has ended the step. parts: of every plan, its forward and backward.
 
     Parameters and gradients of all stages move at the same time. What a micro-batch does not hide of its own is in its

@@ -28,7 +28,7 @@ from zbench.plans.pipelines import Layout
 from zbench.plans.plan import Plan
 from zbench.simulator.attention import Programs, playable, programs
 from zbench.simulator.estimate import pipelined, staged
-from zbench.simulator.estimate.carried import busiest_seconds, nic_bytes, with_forwards_again
+from zbench.simulator.estimate.carried import busiest_seconds, carried_bytes, with_forwards_again
 from zbench.simulator.estimate.layers import ClockState, Layers
 
 
@@ -101,9 +101,9 @@ class StepEstimate:
         cost, pipelines = self.cost, plans[0].pipelines
         of = Collectives.of(cost, None if pipelines is None else held(pipelines, cost))
         if cost.pp > 1:
-            end = staged.end(plans, [programs(plan, cost) for plan in plans], cost, of)
+            end = staged.staged_end(plans, [programs(plan, cost) for plan in plans], cost, of)
         elif pipelines is not None:
-            end = pipelined.end(plans, cost, of, moved)
+            end = pipelined.pipelined_end(plans, cost, of, moved)
         else:
             end = _end(plans, cost, of, moved)
         return end + cost.optimizer_seconds()
@@ -119,7 +119,7 @@ def _end(plans: tuple[Plan, ...], cost: Cost, of: Collectives, moved: bool) -> f
         ahead, back = plan_copies(plan, cost)
         linear, tokens = cost.linear_seconds(plan.tokens_per_rank), plan.tokens_per_rank
         every, first, last = of.every_micro_batch, plan is plans[0], plan is plans[-1]
-        begin, used = float(state.ready.max()), nic_bytes(forward, cost)
+        begin, used = float(state.ready.max()), carried_bytes(forward, cost)
         Layers(forward, linear, layers, ahead).play(state)
         if first or every:
             span = float(state.ready.max()) - begin
@@ -128,7 +128,7 @@ def _end(plans: tuple[Plan, ...], cost: Cost, of: Collectives, moved: bool) -> f
                 state.meet()
             state.ready += shown
         state.ready += cost.head_seconds(tokens)
-        begin, used = float(state.ready.max()), with_forwards_again(used, nic_bytes(backward, cost), cost)
+        begin, used = float(state.ready.max()), with_forwards_again(used, carried_bytes(backward, cost), cost)
         if again:
             Layers(forward, linear, again).play(state)
             back = back.beyond(cost.model.forwards_again * linear) if back is not None else None
