@@ -20,7 +20,6 @@ SHARED = {
     "hop_seconds": "how long messages take to the next; stages have their own until a step is one kind of plan",
     "verify": "the library's, which calls the proof's with the cluster and model of a step's plans",
     "install": "every adapter's: puts the planner into its framework (zbench.adapters)",
-    "play": "a step with stages on the clock; two kinds of stages until a step is one kind of plan",
 }
 
 
