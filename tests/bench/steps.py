@@ -37,7 +37,7 @@ from zbench.run.parts import Parts
 from zbench.run.settings import Settings
 from zbench.run.system import make_system
 from zbench.simulator.attention import playable
-from zbench.simulator.estimate.carried import nic_bytes
+from zbench.simulator.estimate.carried import carried_bytes
 from zbench.simulator.estimate.step import StepEstimate
 from zbench.simulator.steps.account import step_memory
 from zbench.simulator.steps.play import play_step
@@ -96,7 +96,7 @@ def attention_bytes(plans: tuple[Plan, ...], cost: Cost) -> np.ndarray:
     total = np.zeros(cost.cluster.num_nics, np.int64)
     for plan in plans:
         for part in playable(plan, cost):
-            total += nic_bytes(part, cost)[0]
+            total += carried_bytes(part, cost)[0]
     return total
 
 

@@ -19,7 +19,7 @@ from zbench.correctness import __main__, matrix
 from zbench.correctness.adversarial import KINDS, adversarial_batches
 from zbench.correctness.combinations import Combination, Combinations, CombinationVerdict
 from zbench.correctness.cover import pairwise_cover
-from zbench.correctness.step_check import check_step, same_plan, step_faults
+from zbench.correctness.reference.step_check import check_step, same_plan, step_faults
 from zbench.correctness.strategy_choices import StrategyChoice, choice_cover, expert_degrees
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch

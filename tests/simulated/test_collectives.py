@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.oracles import small
-from zbench.correctness.step_check import step_faults
+from zbench.correctness.reference.step_check import step_faults
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch

@@ -26,7 +26,7 @@ from zbench.plans.plan import Plan
 from zbench.report.overview import shares_of
 from zbench.simulated.executor import Simulated
 from zbench.simulator.attention import playable
-from zbench.simulator.estimate.carried import nic_bytes
+from zbench.simulator.estimate.carried import carried_bytes
 from zbench.simulator.estimate.pipelined import lines
 from zbench.systems.hydraulis.cost import offered_schemes
 from zbench.systems.hydraulis.planner import Hydraulis
@@ -71,7 +71,7 @@ def test_every_system_s_steps_are_played(system: Variant) -> None:
     sent = np.zeros(cost.cluster.num_nics, np.int64)
     for plan in plans:
         for part in playable(plan, cost):
-            sent += nic_bytes(part, cost)[0]
+            sent += carried_bytes(part, cost)[0]
     assert result.nic_tx_for.get("attention", [0] * len(sent)) == sent.tolist()
     assert min(result.peak_bytes) > 0
     assert result.capacity_bytes == cost.cluster.device.memory_bytes

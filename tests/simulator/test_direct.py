@@ -18,7 +18,7 @@ from zbench.plans.plan import Ops, Plan
 from zbench.simulator.attention import playable, prepare
 from zbench.simulator.clock import Free
 from zbench.simulator.direct import Direct, by_consumer, direct, is_direct
-from zbench.simulator.estimate.carried import nic_bytes
+from zbench.simulator.estimate.carried import carried_bytes
 from zbench.simulator.estimate.layers import ClockState, Layers
 
 
@@ -44,7 +44,7 @@ def same_waits(cost: Cost, plan: Plan, ops: Ops, backward: bool, found: Edges) -
     for of in (direct(plan, ops, waits, cost, backward), prepare(plan, ops, found, cost, backward)):
         ends.append(state(cost))
         Layers(of, linear, 4).play(ends[-1])
-        carried.append(nic_bytes(of, cost))
+        carried.append(carried_bytes(of, cost))
     assert np.array_equal(ends[0].ready, ends[1].ready)
     for name in Free.__slots__:
         assert np.array_equal(getattr(ends[0].free, name), getattr(ends[1].free, name)), name

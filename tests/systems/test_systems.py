@@ -5,7 +5,7 @@ gradients are right; python -m zbench.correctness matrix tries all combinations,
 pair.
 """
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -20,12 +20,11 @@ from zbench.correctness.combinations import GROUPS, Combination, Combinations, c
 from zbench.correctness.cover import pairwise_cover
 from zbench.correctness.reference.byte_law import Bytes, step_traffic
 from zbench.correctness.reference.judge import charged_bytes
-from zbench.correctness.step_check import same_plan, step_faults
+from zbench.correctness.reference.step_check import same_plan, step_faults
 from zbench.correctness.strategy_choices import StrategyChoice
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
-from zbench.interfaces.result import StepResult
 from zbench.plans.plan import TRANSFER, Plan
 from zbench.proof.verify import verify_step
 from zbench.simulated.executor import Simulated
@@ -60,10 +59,7 @@ def test_plans_are_correct_and_a_pure_function_of_the_batch_and_their_step_is_so
     assert all(same_plan(a, b) and same_plan(a, c) for a, b, c in zip(first, again, fresh, strict=True))
     assert np.array_equal(before, batch.lengths)
     assert_correct(batch, first, cost)
-    result = Simulated(cost).step(batch, first)
-    assert asdict(result) == asdict(Simulated(cost).step(batch, again))
-    assert list(step_faults(result, cost)) == []
-    assert_bytes_by_law(first, cost, result)
+    assert StepEstimate(cost).seconds(first) == StepEstimate(cost).seconds(again) > 0
 
 
 @every_change
@@ -73,11 +69,10 @@ def test_plans_of_other_choices_are_correct(which: Variant, data: st.DataObject)
     cost, batch, system = drawn(data, which)
     plans = system.plan(batch)
     assert_correct(batch, plans, cost)
-    assert_bytes_by_law(plans, cost, Simulated(cost).step(batch, plans))
 
 
 def assert_correct(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> None:
-    """Plans are right and own every token once."""
+    """Plans are right, own every token once and send what is charged."""
     assert isinstance(plans, tuple)
     verify_step(batch, plans, cost)
     assert sum(int(plan.own_lengths.sum()) for plan in plans) == batch.num_tokens
@@ -85,31 +80,36 @@ def assert_correct(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> None:
         assert plan.tokens_per_rank.sum() == plan.lengths.sum()
         assert plan.num_ranks == cost.cluster.num_ranks
         assert plan.num_heads == cost.model.num_heads
+    assert_bytes_by_law(plans, cost)
 
 
-def assert_bytes_by_law(plans: tuple[Plan, ...], cost: Cost, result: StepResult) -> None:
-    """Bytes are those of the law, of every NIC and port, in and out."""
+def assert_bytes_by_law(plans: tuple[Plan, ...], cost: Cost) -> Bytes:
+    """Bytes are charged as by the law, of every NIC and port, in and out; returns those."""
     law = step_traffic(plans, cost)
     if plans[0].pipelines is not None:
         assert not any(getattr(law, name).any() for name in Bytes.__dataclass_fields__)
-        return
-    assert result.nic_tx_for.get("attention", [0] * len(law.nic_tx)) == law.nic_tx.tolist()
-    assert result.nvlink_bytes == law.inside_tx.sum() == law.inside_rx.sum()
+        return law
+    assert law.inside_tx.sum() == law.inside_rx.sum()
     charged = charged_bytes(plans, cost)
     for name in Bytes.__dataclass_fields__:
         assert getattr(charged, name).tolist() == getattr(law, name).tolist()
-    if cost.cluster.num_nodes == 1:
-        assert set(result.nic_tx_bytes) == {0}
+    assert cost.cluster.num_nodes > 1 or not law.nic_tx.any()
+    return law
 
 
 @every_system
 @pytest.mark.parametrize("lengths", [[1], [7919], [3, 5, 7, 11, 13], [60_000, *[1] * 40], [512] * 30], ids=str)
 def test_named_batches(which: Variant, lengths: list[int], uneven: Cost) -> None:
-    """One token; a prime; shorter than the 15 ranks; one giant; all equal."""
+    """One token; a prime; shorter than the 15 ranks; one giant; all equal. Whole steps send what the law says."""
     batch = Batch(np.array(lengths), 0, 0)
     plans = which.make(uneven).plan(batch)
     verify_step(batch, plans, uneven)
-    assert StepEstimate(uneven).seconds(plans) > 0
+    law = assert_bytes_by_law(plans, uneven)
+    result = Simulated(uneven).step(batch, plans)
+    assert list(step_faults(result, uneven)) == []
+    if plans[0].pipelines is None:
+        assert result.nic_tx_for.get("attention", [0] * len(law.nic_tx)) == law.nic_tx.tolist()
+        assert result.nvlink_bytes == law.inside_tx.sum()
 
 
 @every_system

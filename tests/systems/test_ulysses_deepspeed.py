@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.strategies import batches, costs
-from zbench.correctness.step_check import same_plan
+from zbench.correctness.reference.step_check import same_plan
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.plans.plan import TRANSFER

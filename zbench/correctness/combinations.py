@@ -15,7 +15,7 @@ from zbench import CONF
 from zbench.console.signals import stop_in
 from zbench.correctness.adversarial import KINDS, adversarial_batches
 from zbench.correctness.cover import Combination
-from zbench.correctness.step_check import check_step
+from zbench.correctness.reference.step_check import check_step
 from zbench.correctness.strategy_choices import StrategyChoice, StrategyChoices, choice_cover
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost

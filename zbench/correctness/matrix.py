@@ -2,8 +2,8 @@
 edge.
 
 Every combination of conf/ plans adversarial and long-tailed batches, which are verified and simulated
-(zbench.correctness.step_check). A combination that cannot be has to be refused in a sentence, and a batch that is too
-large has to be out of memory in one. With --out what was stopped goes on where it was.
+(zbench.correctness.reference.step_check). A combination that cannot be has to be refused in a sentence, and a batch
+that is too large has to be out of memory in one. With --out what was stopped goes on where it was.
 Exit codes: 0; 1 something is not as it should be; 2 bad input; 130 stopped by Ctrl-C, with the table so far.
 """
 

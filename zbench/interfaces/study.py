@@ -18,8 +18,8 @@ PLAYED_WHOLE = 4  # of them, on which a run's choice is judged: its clock plays 
 
 
 class Compares(Protocol):
-    """What tells of a candidate's step whether it fits, how long it takes at least, and how long it takes, with nothing
-    done that only a run needs."""
+    """A judge of candidates' steps: it tells whether they fit, how long they take, and how long at least, with
+    nothing done that only a run needs."""
 
     def fits(self, batch: Batch, plans: tuple[Plan, ...]) -> bool:
         """Returns whether GPUs have room for a step."""

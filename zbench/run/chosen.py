@@ -30,7 +30,7 @@ from zbench.interfaces.protocols import System
 from zbench.interfaces.study import PLAYED_WHOLE, Choice, Clock, Study
 from zbench.plans.plan import Plan
 from zbench.record.fingerprint import own_digest
-from zbench.run.attention_runs import AttentionRun
+from zbench.run.checks.attention_runs import AttentionRun
 from zbench.run.checks.contract import batch_of, gives, plans_of
 from zbench.run.fastest import Keys, fastest
 from zbench.run.parts import Parts

@@ -14,7 +14,7 @@ from zbench.interfaces.protocols import System
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
 from zbench.record.record import Line, Run
-from zbench.run.attention_runs import AttentionRun, of_line
+from zbench.run.checks.attention_runs import AttentionRun, of_line
 from zbench.run.checks.machine import free_memory
 from zbench.run.checks.price import check_memory_here, priced
 from zbench.run.chosen import settled
@@ -86,7 +86,7 @@ class Replay:
         """Plays a recorded step again; of a measured one this is what it is predicted to take.
 
         Raises:
-            ValueError: as `step`, or the step did what whole steps do not describe (zbench.run.attention_runs).
+            ValueError: as `step`, or the step did what whole steps do not describe (zbench.run.checks.attention_runs).
         """
         batch, plans = self.step(line)
         return (of_line(self.whole_steps, plans, line) if self.of_attention else self.whole_steps).step(batch, plans)

@@ -17,7 +17,7 @@ from zbench.describe.overlap import BACKWARD, StepOverlap
 from zbench.planned.step import StepPlans
 from zbench.simulator.attention import playable, programs
 from zbench.simulator.clock import Free, run_hops
-from zbench.simulator.estimate.carried import nic_bytes
+from zbench.simulator.estimate.carried import carried_bytes
 from zbench.simulator.estimate.step import StepEstimate
 from zbench.simulator.steps import play
 from zbench.simulator.steps.expand import CLASS, OP
@@ -156,7 +156,7 @@ def test_bytes_are_those_of_plans_and_of_collectives(system: str) -> None:
     model = replace(found.model, sharding="zero3")
     of = make_cost(cost.cluster, model)
     played = play_step(whole_step(model, found.plans, 1, "3"), found.plans, of)
-    wanted = sum(nic_bytes(part, of)[0] for plan in found.plans for part in playable(plan, of))
+    wanted = sum(carried_bytes(part, of)[0] for plan in found.plans for part in playable(plan, of))
     assert (played.nic_tx["attention"] == wanted).all()
     assert played.nic_tx["attention"].any() or system == "zeppelin"
     size = float(model.total_params)

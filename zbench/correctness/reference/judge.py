@@ -14,7 +14,7 @@ import numpy as np
 from zbench.correctness.reference.byte_law import Bytes, layer_traffic, step_traffic
 from zbench.correctness.reference.interpreter import Broken, Results, Tensors, dense_attention, execute
 from zbench.correctness.reference.plain_rules import check_plan, check_sequences
-from zbench.correctness.step_check import has_whole_step, step_faults
+from zbench.correctness.reference.step_check import has_whole_step, step_faults
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.model import Model

@@ -9,7 +9,7 @@ from zbench.simulator.direct import Direct
 from zbench.simulator.hop_graph import HopGraph
 
 
-def nic_bytes(program: HopGraph | Direct, cost: Cost) -> Ints:
+def carried_bytes(program: HopGraph | Direct, cost: Cost) -> Ints:
     """Returns int64 [2, num_nics]: the bytes that every NIC sends, and receives, of a forward or backward list, over
     all layers of a stage."""
     cluster = cost.cluster

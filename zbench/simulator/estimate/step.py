@@ -28,7 +28,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.degrees import WORLD, degrees_of
 from zbench.plans.plan import Plan
 from zbench.simulator.attention import Programs, playable, programs
-from zbench.simulator.estimate.carried import busiest_seconds, nic_bytes, with_forwards_again
+from zbench.simulator.estimate.carried import busiest_seconds, carried_bytes, with_forwards_again
 from zbench.simulator.estimate.layers import ClockState, Layers
 from zbench.simulator.estimate.pipelined import pipelined_seconds
 
@@ -112,7 +112,7 @@ def _played(plans: tuple[Plan, ...], job: Cost, of: Collectives, stage: int) -> 
         linear, head = cost.linear_seconds(tokens), cost.head_seconds(tokens)
         every, first, last = of.every_micro_batch, plan is plans[0], plan is plans[-1]
         begin = began = float(state.ready.max())
-        used = nic_bytes(forward, cost)
+        used = carried_bytes(forward, cost)
         Layers(forward, linear, layers, ahead).play(state)
         if first or every:
             shown = of.shown_in_forward(float(state.ready.max()) - begin, busiest_seconds(used, cost))
@@ -122,7 +122,7 @@ def _played(plans: tuple[Plan, ...], job: Cost, of: Collectives, stage: int) -> 
                 began += shown
             state.ready += shown
         state.ready += head
-        begin, used = float(state.ready.max()), with_forwards_again(used, nic_bytes(backward, cost), cost)
+        begin, used = float(state.ready.max()), with_forwards_again(used, carried_bytes(backward, cost), cost)
         if again:
             Layers(forward, linear, again).play(state)
             back = back.beyond(cost.model.forwards_again * linear) if back is not None else None
