@@ -13,9 +13,11 @@ from omegaconf import OmegaConf
 
 from zbench.cost.cost import Cost
 from zbench.cost.memory.needs import least_bytes
+from zbench.cost.memory.peak import peak_bytes
 from zbench.describe.batch import Batch
 from zbench.interfaces.dealt import ChangedPlans, undealt
-from zbench.interfaces.protocols import Tracked
+from zbench.interfaces.protocols import Ready, Tracked
+from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
 from zbench.proof.verify import PlanError
 from zbench.record.record import Run, read
@@ -25,7 +27,7 @@ from zbench.run.request import Request
 from zbench.run.run import run_with_baseline
 from zbench.run.settings import Settings
 from zbench.run.system import make_system
-from zbench.simulator.estimate.step import StepEstimate
+from zbench.simulated.executor import Simulated
 from zbench.systems.allgather import AllGather
 from zbench.systems.ring import Ring
 
@@ -122,13 +124,24 @@ class Refusing(Troubled):
         raise ValueError("a sequence is too odd")
 
 
-class Measured(StepEstimate):
-    """Stands for an executor that trains: what it measures is the day's."""
+class Measured:
+    """Stands for an executor that trains: what it measures is the day's. GPUs are as full as planners reckon."""
 
     first_step = 0
 
     def __init__(self, cost: Cost, workload: Lengths, check: Sequence[str], resume: str | None) -> None:
-        super().__init__(cost)
+        self.played = Simulated(cost)
+
+    def start(self) -> Ready:
+        return Ready()
+
+    def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
+        result = self.played.step(batch, plans)
+        peak = peak_bytes(plans, self.played.cost)
+        return replace(result, peak_bytes=peak.tolist(), out_of_memory=bool(peak.max() > result.capacity_bytes))
+
+    def stop(self) -> None:
+        pass
 
 
 def request(
