@@ -116,8 +116,9 @@ def fastest_fits(timed: list[tuple[tuple[int, float], SampleSchedule]]) -> bool:
 
 
 def lack_and_seconds(plans: tuple[Plan, ...], cost: Cost) -> tuple[int, float]:
-    """Plays a step; returns (bytes that its fullest GPU lacks, seconds)."""
-    return StepEstimate(cost).lacking_bytes(plans), StepEstimate(cost).seconds(plans)
+    """Returns the bytes that the fullest GPU lacks for a step, and its seconds, by planners' estimate."""
+    estimate = StepEstimate(cost)
+    return estimate.lacking_bytes(plans), estimate.seconds(plans)
 
 
 def fastest_whole(lengths: Ints, contract: WholeOnDP, cost: Cost) -> SampleSchedule:

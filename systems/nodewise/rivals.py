@@ -73,26 +73,26 @@ class Rivals:
         step = self._step_seconds(own, predicted)
         asked = (_plan_below(rival, batch, predicted) for rival in self.asked(nearness(batch, step, self.cost)))
         found = [plans for plans in asked if plans is not None]
-        return min((own, *found), key=lambda plans: self._judged(plans, batch)) if found else own
+        return min((own, *found), key=self._judged) if found else own
 
     def _unusual_or_pipelines(self, even: Plans, batch: Batch) -> Plans:
         """Returns pipelines, unless a step of `even` shards and the way there and back take less. Both are told by
         planners' estimate, which has no gathers beside messages."""
-        system, executor = self.pipelines(), StepEstimate(self.cost)
+        system, estimate = self.pipelines(), StepEstimate(self.cost)
         plans = system.plan(batch)
         change, layout = system.prices.seconds, plans[0].pipelines.layout if plans[0].pipelines else ()
-        seconds = StepEstimate(self.cost).seconds(plans) + change(system.usual, layout)
-        leaving = StepEstimate(self.cost).seconds(even) + change(system.usual, ()) + change((), system.usual)
-        return plans if (not executor.fits(batch, plans), seconds) < (not executor.fits(batch, even), leaving) else even
+        seconds = estimate.seconds(plans) + change(system.usual, layout)
+        leaving = estimate.seconds(even) + change(system.usual, ()) + change((), system.usual)
+        return plans if (not estimate.fits(batch, plans), seconds) < (not estimate.fits(batch, even), leaving) else even
 
-    def _judged(self, plans: Plans, batch: Batch) -> tuple[bool, float]:
-        """Whether plans need more memory than there is, and the seconds of their step. Jobs with stages are told by
+    def _judged(self, plans: Plans) -> tuple[bool, float]:
+        """Whether plans need more memory than there is, and the seconds of their step. Those of jobs with stages are
         planners' estimate, which has the collectives of ZeRO-1 once a step."""
-        need = max(need_bytes(plan, self.cost) for plan in plans)
+        lacks = max(need_bytes(plan, self.cost) for plan in plans) > self.cost.cluster.device.memory_bytes
         if self.cost.pp > 1:
-            return need > self.cost.cluster.device.memory_bytes, StepEstimate(self.cost).seconds(plans)
+            return lacks, StepEstimate(self.cost).seconds(plans)
         layer = sum(seconds_of(plan, programs(plan, self.cost), self.cost) for plan in plans)
-        return need > self.cost.cluster.device.memory_bytes, predicted_seconds(plans, layer, self.cost)
+        return lacks, predicted_seconds(plans, layer, self.cost)
 
     def _step_seconds(self, own: Plans, predicted: float | None) -> float:
         """The seconds of a step of `own`: played where no prediction of them is at hand. With stages, which wait for

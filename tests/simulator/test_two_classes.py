@@ -3,10 +3,10 @@ were others.
 
 The seconds are those of commit 0c14b8fc, whose whole results had the digests of the simulator of commit 22ccc36^, the
 last whose links had neither channels nor classes (`python tests/simulator/test_two_classes.py` prints them; tests/ on
-PYTHONPATH). Systems whose planners were changed since (both of hybrid data parallelism) and later ones have none. A
-change of links, queues, clock or planners' estimates must not touch them; one of a system's planner or of the cost
-model's formulas does, and says so here. nodewise's are of plans that are compared beside gathers and reductions,
-hydraulis' of strategies that are charged the change from pipelines that fill a node.
+PYTHONPATH). Systems whose planners or estimates were changed since (both of hybrid data parallelism, and hydraulis,
+whose pipelines have a closed form) and later ones have none. A change of links, queues, clock or planners' estimates
+must not touch them; one of a system's planner or of the cost model's formulas does, and says so here. nodewise's are of
+plans that are compared beside gathers and reductions.
 """
 
 import json

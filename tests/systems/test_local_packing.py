@@ -80,7 +80,8 @@ def test_tokens_that_do_not_fit_make_more_micro_batches() -> None:
     plans = LocalPacking(cost).plan(batch)
     assert len(plans) == 3
     assert not Simulated(cost).step(batch, plans).out_of_memory
-    assert peak_bytes(plans, cost).max() > 0.9 * cost.cluster.device.memory_bytes
+    memory = cost.cluster.device.memory_bytes
+    assert 0.9 * memory < peak_bytes(plans, cost).max() <= memory
 
 
 def test_a_sequence_that_fits_no_gpu_is_out_of_memory() -> None:

@@ -1,7 +1,7 @@
 """The simulated executor of whole steps: matmuls, gathers, reductions and exchanges are operations of one plan, as
 attention's are, proven together and played on the same links.
 
-zbench.simulator.estimate.step is the other one, which plays attention and charges the rest by arithmetic beside it.
+Planners compare plans by less of a step, zbench.simulator.estimate.step: attention is played, the rest added up.
 """
 
 from collections.abc import Iterator

@@ -71,7 +71,8 @@ def check_step(
 
 
 def has_whole_step(plans: tuple[Plan, ...], cost: Cost) -> bool:
-    """Returns whether there is a whole step of plans: of pipelines as of tables on two stages there may be none."""
+    """Returns whether there are whole steps of such plans: not of pipelines whose stages none can have, nor of tied
+    embeddings, whose table would be on two stages."""
     some = [plan.pipelines for plan in plans if plan.pipelines is not None]
     shapes = {shape for one in some for shape in zip(one.tp.tolist(), one.pp.tolist(), strict=True)}
     even = replace(cost, even_slices=True)

@@ -105,12 +105,12 @@ def _played(plans: tuple[Plan, ...], job: Cost, of: Collectives, stage: int) -> 
     cost, longest = job.of_stage(stage), 0.0
     layers, again = cost.layers, cost.again_layers
     state = ClockState.zero(cost.cluster)
-    for plan in plans:
+    for number, plan in enumerate(plans):
         forward, backward = playable(plan, cost)
         ahead, back = copies_of_stages(plan, job)[stage]
         tokens = plan.tokens_per_rank
         linear, head = cost.linear_seconds(tokens), cost.head_seconds(tokens)
-        every, first, last = of.every_micro_batch, plan is plans[0], plan is plans[-1]
+        every, first, last = of.every_micro_batch, number == 0, number == len(plans) - 1
         begin = began = float(state.ready.max())
         used = carried_bytes(forward, cost)
         Layers(forward, linear, layers, ahead).play(state)

@@ -239,7 +239,7 @@ def test_the_ceiling_is_reached(strategy: dict[str, Any], overlap: dict[str, Any
 
 @pytest.mark.parametrize("recompute", RECOMPUTE)
 def test_the_bound_is_reached_over_an_endless_network(recompute: str) -> None:
-    """Attention's clock counts a whole forward that runs again, and a step makes no more of it than something reads."""
+    """Planners' estimate has a whole forward run again; a step makes no more of it than something reads."""
     cost = Cost(cluster(2, 4), model_of(recompute=recompute))
     batch, plan = equal(cost)
     result = Simulated(cost).step(batch, plan)
