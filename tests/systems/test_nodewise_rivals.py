@@ -182,7 +182,7 @@ def test_on_many_ranks_a_plan_of_flexsp_is_taken_where_it_is_sooner_done() -> No
         system.plan(batch)
         for system in (Nodewise(parts.cost, adopt_rivals=False), FlexSP(parts.cost), Nodewise(parts.cost))
     ]
-    own, theirs, taken = (rivals._judged(one, batch) for one in plans)
+    own, theirs, taken = (rivals._judged(one) for one in plans)
     assert theirs < own
     assert taken == theirs
 
