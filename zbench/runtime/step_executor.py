@@ -46,6 +46,7 @@ from zbench.simulated.open_choices import chosen_steps
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.step.byte_law import chosen_rows, stated_bytes
 from zbench.step.passes.memory.last_update import last_update
+from zbench.step.passes.memory.resting_step import resting_step
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.rounds.worker_steps import WorkerSteps
 from zbench.step.passes.routing import ExpertParallel
@@ -206,8 +207,11 @@ class TorchWholeStep:
         first = of.first_of(batch, plans) if of.model.layers_carried and not self._warm else None
         step = of.of(batch, plans) if first is None or self.resume is not None else first
         seconds = self.modelled.of(step, plans)
-        for _ in range(0 if self._warm else self.warmup):
-            self._fleet.call("step", batch, first or step, tokens, False, False, seconds)
+        if not self._warm and self.warmup:
+            if first is not None and first is not step:  # passes begin without the gradients that a checkpoint has, which stay
+                self._fleet.call("arrange", resting_step(step))
+            for _ in range(self.warmup):
+                self._fleet.call("step", batch, first or step, tokens, False, False, seconds)
             self._left = step
         self._warm, self._last = True, lambda: step if first is None else of.of(batch, plans)
         reports: list[StepReport] = self._fleet.call("step", batch, step, tokens, True, trace is not None, seconds)
