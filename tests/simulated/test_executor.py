@@ -17,17 +17,17 @@ from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.cost.memory.peak import peak_bytes
-from zbench.cost.stage import in_whole_steps, refusal
+from zbench.cost.stage import Stage, in_whole_steps, refusal
 from zbench.describe.batch import Batch
 from zbench.describe.expert_schedule import Experts
 from zbench.interfaces.abilities import Chooses
 from zbench.interfaces.dealt import Dealt
+from zbench.plans.area import work
 from zbench.plans.plan import Plan
 from zbench.report.overview import shares_of
 from zbench.simulated.executor import Simulated
 from zbench.simulator.attention import playable
 from zbench.simulator.estimate.carried import carried_bytes
-from zbench.simulator.estimate.pipelined import lines
 from zbench.systems.hydraulis.cost import offered_schemes
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.local_packing import LocalPacking
@@ -221,15 +221,24 @@ def test_pipelines_side_by_side(pairs: list[list[int]], sharding: str) -> None:
     assert (np.array(result.exposed_seconds) <= np.array(result.communication_seconds) + 1e-12).all()
     spent = {name: np.array(seconds) for name, seconds in result.seconds_for.items()}
     assert sum(spent.values()) == pytest.approx(np.full(8, result.seconds), rel=1e-12)
-    shapes = {(int(tp), int(pp)) for tp, pp in zip(plans[0].pipelines.tp, plans[0].pipelines.pp, strict=True)}
-    for line in lines(plans, cost):
-        mine, stage = line.micro, line.stage
-        assert (stage.tp, stage.pp) in shapes
-        for at in range(stage.pp):
-            attention = stage.layers * float(sum(mine.attention).sum())
-            linear = 3 * stage.layers * float(mine.linear.sum()) + (at == stage.pp - 1) * float(mine.head.sum())
-            assert result.attention_seconds[line.ranks(at)] == pytest.approx([attention] * stage.tp, rel=1e-6)
-            assert result.linear_seconds[line.ranks(at)] == pytest.approx([linear] * stage.tp, rel=0.02)
+    tokens = np.stack([plan.tokens_per_rank for plan in plans])
+    for lead, tp, pp in zip(*plans[0].pipelines.layout, strict=True):
+        stage, own = Stage.of(cost, tp, pp), tokens[:, lead][tokens[:, lead] > 0]
+        attention = stage.layers * sum(attention_seconds(plan, cost, lead, tp) for plan in plans)
+        linear, head = 3 * stage.layers * float(stage.linear_seconds(own).sum()), float(stage.head_seconds(own).sum())
+        for at in range(pp):
+            ranks = slice(lead + at * tp, lead + (at + 1) * tp)
+            assert result.attention_seconds[ranks] == pytest.approx([attention] * tp, rel=1e-6)
+            assert result.linear_seconds[ranks] == pytest.approx([linear + (at == pp - 1) * head] * tp, rel=0.02)
+
+
+def attention_seconds(plan: Plan, cost: Cost, lead: int, tp: int) -> float:
+    """The seconds of a layer's attention on every GPU of a group, forward and backward. lead: its first GPU."""
+    heads, found = (cost.model.num_heads // tp, max(cost.model.num_kv_heads // tp, 1)), 0.0
+    for ops, backward in ((plan.forward, False), (plan.backward, True)):
+        attend, amount = work(plan, ops)
+        found += float(cost.kernel_seconds(amount, *heads, backward)[ops.src[attend] == lead].sum())
+    return found
 
 
 def test_pipelines_parameters_and_gradients_stay_for_the_step_with_every_sharding() -> None:

@@ -208,7 +208,7 @@ class TorchWholeStep:
         step = of.of(batch, plans) if first is None or self.resume is not None else first
         seconds = self.modelled.of(step, plans)
         if not self._warm and self.warmup:
-            if first is not None and first is not step:  # passes begin without the gradients that a checkpoint has, which stay
+            if first is not None and first is not step:  # these begin without gradients, which the checkpoint has
                 self._fleet.call("arrange", resting_step(step))
             for _ in range(self.warmup):
                 self._fleet.call("step", batch, first or step, tokens, False, False, seconds)
