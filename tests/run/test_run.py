@@ -15,7 +15,8 @@ from zbench.cost.cost import Cost
 from zbench.cost.memory.needs import least_bytes
 from zbench.describe.batch import Batch
 from zbench.interfaces.dealt import ChangedPlans, undealt
-from zbench.interfaces.protocols import Tracked
+from zbench.interfaces.protocols import Ready, Tracked
+from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
 from zbench.proof.verify import PlanError
 from zbench.record.record import Run, read
@@ -25,7 +26,7 @@ from zbench.run.request import Request
 from zbench.run.run import run_with_baseline
 from zbench.run.settings import Settings
 from zbench.run.system import make_system
-from zbench.simulator.estimate.step import StepEstimate
+from zbench.simulated.executor import Simulated
 from zbench.systems.allgather import AllGather
 from zbench.systems.ring import Ring
 
@@ -122,13 +123,29 @@ class Refusing(Troubled):
         raise ValueError("a sequence is too odd")
 
 
-class Measured(StepEstimate):
+class Measured:
     """Stands for an executor that trains: what it measures is the day's."""
 
     first_step = 0
 
     def __init__(self, cost: Cost, workload: Lengths, check: Sequence[str], resume: str | None) -> None:
-        super().__init__(cost)
+        self.clock = Simulated(cost)
+
+    def start(self) -> Ready:
+        return self.clock.start()
+
+    def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
+        return self.clock.step(batch, plans)
+
+    def stop(self) -> None:
+        self.clock.stop()
+
+
+class LeavesMore(Measured):
+    """What its last step has left goes wrong."""
+
+    def finish(self) -> dict[str, Any]:
+        raise KeyboardInterrupt
 
 
 def request(
@@ -330,12 +347,22 @@ def test_how_a_run_ended_is_recorded(
     assert kept.end["message"].startswith(message)
 
 
+def test_what_goes_wrong_behind_the_last_step_leaves_all_steps(tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        run_with_baseline(request(out, executor={"_target_": "tests.run.test_run.LeavesMore"}))
+    (kept,) = recorded(out)
+    assert (kept.status, len(kept.steps)) == ("interrupted", 3)
+    assert kept.end is not None
+    assert kept.end["message"] == "behind the last step: stopped by the user"
+
+
 def test_out_of_memory_stands_in_place_of_a_throughput(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     measured = {"_target_": "tests.run.test_run.Measured"}
-    (done, *_) = run_with_baseline(request(tmp_path / "big.jsonl", executor=measured))
+    (done, *_) = run_with_baseline(request(tmp_path / "big.jsonl", executor=measured, tokens_per_gpu=1024))
     peak = max(done.steps[0]["peak_bytes"])
     small = {**CLUSTER, "device": {**DEVICE, "memory_bytes": peak - 1}}
-    run_with_baseline(request(tmp_path / "r.jsonl", cluster=small, executor=measured))
+    run_with_baseline(request(tmp_path / "r.jsonl", cluster=small, executor=measured, tokens_per_gpu=1024))
     printed = capsys.readouterr().out
     assert "mine runs out of memory: needs" in printed
     assert "tokens/s" in printed
