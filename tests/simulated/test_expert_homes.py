@@ -115,7 +115,7 @@ def test_candidates_are_compared_with_homes_as_they_will_be() -> None:
     assert found.compared_seconds(BATCH, planned) == alone.compared_seconds(BATCH, even)
     assert found.compared_seconds(BATCH, planned) < alone.compared_seconds(BATCH, planned)
     assert found.least_seconds(BATCH) == alone.least_seconds(BATCH)
-    peaks = [max(alone.step(BATCH, plans).peak_bytes) for plans in (planned, even)]
+    peaks = [max(alone.executor.step(BATCH, plans).peak_bytes) for plans in (planned, even)]
     tight = given((peaks[0] + peaks[1]) / 2)
     alone = ComparedSteps(Simulated(tight, **strategy(EVEN).arguments))
     assert not alone.fits(BATCH, planned)
