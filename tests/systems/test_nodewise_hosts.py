@@ -37,8 +37,7 @@ def test_nodes_are_even_in_tokens_where_links_are_waited_for(batch: Batch, gaine
     assert np.ptp(even) < np.ptp(uneven)
     assert np.ptp(even) < 0.01 * batch.num_tokens
     before, after = (
-        StepEstimate(slow).seconds(Nodewise(one, adopt_rivals=False).plan(batch))
-        for one in (slow.not_waiting, slow)
+        StepEstimate(slow).seconds(Nodewise(one, adopt_rivals=False).plan(batch)) for one in (slow.not_waiting, slow)
     )
     assert after < (1 - gained) * before
 
