@@ -1,5 +1,5 @@
-"""What whole steps are run of, and what ranks tell of one, checked: bytes by queue, and rows where routers chose. No
-torch."""
+"""Checks of plans that whole steps are run of, and of what ranks tell of a step: bytes by queue, and rows where routers
+chose. No torch."""
 
 from collections.abc import Mapping, Sequence
 
@@ -34,7 +34,7 @@ def check_dense(checks: Sequence[str], sharding: str | ShardDegrees, sync: Round
             )
 
 
-def check_plans(plans: Sequence[Plan], name: str) -> None:
+def check_played_plans(plans: Sequence[Plan], name: str) -> None:
     """Refuses plans that whole steps cannot be run of. name: of the executor.
 
     Raises:

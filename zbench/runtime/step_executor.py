@@ -37,7 +37,7 @@ from zbench.runtime.measured_steps import RanPart, write_measured_steps
 from zbench.runtime.processes.fleet import Fleet
 from zbench.runtime.round_driver import RANK as ROUND_RANK
 from zbench.runtime.round_driver import RoundDriver, check_checkpoints
-from zbench.runtime.step_checks import check_dense, check_plans, checked_bytes, routed_rows
+from zbench.runtime.step_checks import check_dense, check_played_plans, checked_bytes, routed_rows
 from zbench.runtime.step_measured import step_loss, told_of_update, whole_step_result
 from zbench.runtime.steps.device_seconds import DeviceSeconds
 from zbench.runtime.steps.tokens import tokens_of
@@ -189,7 +189,7 @@ class TorchWholeStep:
             padding or pipelines that cannot be, or the trace cannot be written.
         """
         assert self._fleet is not None
-        check_plans(plans, self.name)
+        check_played_plans(plans, self.name)
         if self._rounds is not None:
             return self._step_of_round(self._rounds, batch, plans, trace)
         chosen = chosen_steps(self.experts.exchanges, self.adaptive_recompute, self.steps, batch, plans, self.cost.gpus)
