@@ -4,11 +4,14 @@ zbench.simulated.switching plays the change itself, a message for each tensor, l
 GPUs, as a step that is built and proven. Here no step is built. A tensor is a line, of which each GPU of a strategy has
 intervals; where intervals of both strategies overlap and have different GPUs, that much is a message. Parameters and
 their state go together, and norms' gains, a ten thousandth of a layer, are left out. The messages are played by
-zbench.simulator.clock, in the order of zbench.step.passes.parameters.switch. State in host memory goes with the message
-where that is to another node, and is nothing elsewhere; links to hosts carry it and the parameters that it is updated
-with beside that (zbench.step.passes.parameters.switch_hosts), so a change takes as long as the slower of both.
+zbench.simulator.clock, in the order of zbench.step.passes.parameters.switch. State in host memory, and gradients that
+wait there for the next step, go with the message where that is to another node, and are nothing elsewhere; links to
+hosts carry them and the parameters that they update beside that (zbench.step.passes.parameters.switch_hosts), so a
+change takes as long as the slower of both.
 """
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,7 +27,15 @@ from zbench.simulator.clock import Free, run_hops
 from zbench.simulator.hop_graph import hop_graph
 from zbench.simulator.hops import RX, TX, Hops, num_queues, ports
 from zbench.step.elements import PIECES
-from zbench.step.passes.parameters.zero import MOMENT_BYTES, WHOLE, outer_weights, weight_elements, weights_of_layers
+from zbench.step.passes.memory.at_hosts import HostLayers, OnHosts
+from zbench.step.passes.parameters.zero import (
+    GRADIENT_BYTES,
+    MOMENT_BYTES,
+    WHOLE,
+    outer_weights,
+    weight_elements,
+    weights_of_layers,
+)
 
 _NO_EDGES = Edges(np.zeros(0, np.int32), np.zeros(0, np.int32))
 _LAYERS, _FIRST, _LAST = "layers", "first stages", "last stages"  # where in pipelines a tensor is
@@ -51,13 +62,14 @@ class Intervals(NamedTuple):
 
 
 class ChangeMessages(NamedTuple):
-    """The messages of a change, in order, int64 [messages] each. size: bytes; hosted: of these, bytes of state that
-    comes from host memory and goes there."""
+    """The messages of a change, in order, int64 [messages] each. size: bytes; hosted: of these, bytes of state and
+    gradients that come from host memory; arriving: those that go there, parameters among them."""
 
     src: Ints
     dst: Ints
     size: Ints
     hosted: Ints
+    arriving: Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,23 +141,27 @@ class ChangePrices:
         model, cluster, found = self.cost.model, self.cost.cluster, list[ChangeMessages]()
         for line in _lines(model):
             both = one.intervals(line), other.intervals(line)
-            for layers, on_hosts in _kinds(line.stages, model):
+            for layers, kind in _kinds(line.stages, model):
+                on_hosts, state = kind.state, MOMENT_BYTES + GRADIENT_BYTES * kind.gradients
                 for starts, count in _places(one, other, line.stages, layers, model.num_layers):
                     sent = _sent(*both, starts, cluster.num_ranks)
-                    across = cluster.node_of[sent.src] != cluster.node_of[sent.dst]
-                    hosted = sent.size * count * MOMENT_BYTES * (across & on_hosts)
-                    size = sent.size * count * (model.element_bytes + (0 if on_hosts else MOMENT_BYTES)) + hosted
-                    found.append(sent._replace(size=size, hosted=hosted))
+                    across = on_hosts & (cluster.node_of[sent.src] != cluster.node_of[sent.dst])
+                    elements = sent.size * count
+                    params, hosted = elements * model.element_bytes, elements * state * across
+                    size = params + elements * (0 if on_hosts else MOMENT_BYTES) + hosted
+                    found.append(sent._replace(size=size, hosted=hosted, arriving=hosted + params * across))
         return ChangeMessages(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
 
-def _kinds(stages: str, model: Model) -> list[tuple[range, bool]]:
-    """Lists layers, and whether their optimizer state is in host memory; of what is of no layer, one."""
-    hosted, every = model.layers_updated_on_hosts, model.num_layers
-    if stages == _LAYERS:
-        kinds = [(range(every - hosted), False), (range(every - hosted, every), True)]
-        return [one for one in kinds if len(one[0])]
-    return [(range(1), hosted == every if stages == _FIRST else hosted > 0)]
+def _kinds(stages: str, model: Model) -> list[tuple[Sequence[int], OnHosts]]:
+    """Lists layers, and what of their optimizer state and gradients is in host memory; of what is of no layer, one."""
+    resting = HostLayers(model.num_layers, model.layers_updated_on_hosts, carried=model.layers_carried)
+    if stages != _LAYERS:
+        return [(range(1), resting.outside(stages == _LAST))]
+    kinds: dict[OnHosts, list[int]] = defaultdict(list)
+    for layer in range(model.num_layers):
+        kinds[resting.of_layer(layer)].append(layer)
+    return [(layers, kind) for kind, layers in kinds.items()]
 
 
 def _lines(model: Model) -> list[TensorLine]:
@@ -162,7 +178,7 @@ def _lines(model: Model) -> list[TensorLine]:
 
 
 def _places(
-    one: _Strategy, other: _Strategy, stages: str, which: range, layers: int
+    one: _Strategy, other: _Strategy, stages: str, which: Sequence[int], layers: int
 ) -> list[tuple[tuple[Ints, Ints], int]]:
     """Lists (of both strategies how far from their first stages pipelines have it, for how many layers). which: the
     layers that it is for."""
@@ -189,7 +205,7 @@ def _sent(has: Intervals, wants: Intervals, starts: tuple[Ints, Ints], ranks: in
     size = np.bincount(which, np.broadcast_to(np.diff(edges), dst.shape)[lacks], len(pairs)).astype(np.int64)
     src, dst = np.divmod(pairs, ranks)
     order = np.lexsort((src, (dst - src) % ranks))
-    return ChangeMessages(src[order], dst[order], size[order], 0 * order)
+    return ChangeMessages(src[order], dst[order], size[order], 0 * order, 0 * order)
 
 
 def _played(moves: ChangeMessages, cost: Cost) -> float:
@@ -221,11 +237,10 @@ def _played(moves: ChangeMessages, cost: Cost) -> float:
 
 
 def _host_seconds(moves: ChangeMessages, cost: Cost) -> float:
-    """Returns the seconds in which links to hosts carry state, away from there and to there, with the parameters that
-    hosts get with it."""
+    """Returns the seconds in which links to hosts carry state and gradients, away from there and to there, with the
+    parameters that hosts get with these."""
     if cost.cluster.host is None or not moves.hosted.any():
         return 0.0
-    ranks, whole = cost.cluster.num_ranks, 1 + cost.model.element_bytes / MOMENT_BYTES
-    away, arrives = (np.bincount(at, moves.hosted, ranks).max() for at in (moves.src, moves.dst))
-    size = np.array([max(away, whole * arrives)])
+    ways = (moves.src, moves.hosted), (moves.dst, moves.arriving)
+    size = np.array([max(np.bincount(at, sizes, cost.cluster.num_ranks).max() for at, sizes in ways)])
     return float(cost.message_seconds(size, np.array([cost.cluster.host]))[0])

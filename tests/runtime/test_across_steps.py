@@ -53,8 +53,13 @@ CASES: Mapping[str, tuple[Model, dict[str, Any]]] = {
     ),
     "stages": (MODEL, {"sharding": "zero1", "pipeline_parallel": 2, "micro_batches": 2, "carried_layers": 3}),
     "pipelines": (MODEL, {"sharding": "zero1"}),
+    "pipelines that change": (MODEL, {"sharding": "zero1", "optimizer_layers": 3, "carried_layers": 2}),
     "experts after a dense layer": (EXPERTS, {"sharding": "zero2", "carried_layers": 3}),
 }  # fmt: skip
+SHAPES = {  # of pipelines, by step, counted round; where there are none, plans are ordinary ones
+    "pipelines": [[(2, 1), (1, 2)]],
+    "pipelines that change": [[(2, 1), (1, 2)], [], [(1, 1)] * 4, [(2, 2)]],
+}
 
 
 @dataclass(frozen=True)
@@ -84,12 +89,13 @@ def cost_of(case: str, updates: str = ACROSS_STEPS) -> Cost:
 
 
 def plans_of(case: str, cost: Cost, batch: Batch) -> tuple[Plan, ...]:
-    if case != "pipelines":
+    shapes = SHAPES.get(case, [[]])
+    if not (mine := shapes[batch.step % len(shapes)]):
         parts = CASES[case][1].get("micro_batches", 1)
         return (Zeppelin(cost) if parts == 1 else Dealt(Zeppelin(cost), parts)).plan(batch)
-    dealt = [(int(length), at % 2) for at, length in enumerate(batch.lengths)]
+    dealt = [(int(length), at % len(mine)) for at, length in enumerate(batch.lengths)]
     half = (len(dealt) + 1) // 2
-    return tuple(pipeline_plans([(2, 1), (1, 2)], [one for one in (dealt[:half], dealt[half:]) if one], 4))
+    return tuple(pipeline_plans(mine, [one for one in (dealt[:half], dealt[half:]) if one], 4))
 
 
 @dataclass
@@ -141,7 +147,10 @@ def test_it_trains_as_updates_do_that_are_made_as_gradients_come(case: str) -> N
     assert found.last["last_update"]["seconds"] > 0
 
 
-@pytest.mark.parametrize("case", ["ZeRO-2, one of three layers, groups", "ZeRO-3, inputs and parameters on hosts"])
+@pytest.mark.parametrize(
+    "case",
+    ["ZeRO-2, one of three layers, groups", "ZeRO-3, inputs and parameters on hosts", "pipelines that change"],
+)
 def test_a_checkpoint_has_gradients_and_is_gone_on_from_to_the_bit(case: str, tmp_path: Path) -> None:
     """Also behind the first step, and with another number of passes before it."""
     folder = str(tmp_path / "checkpoint")

@@ -9,6 +9,7 @@ import pytest
 from tests.helpers.steps import MODEL, pipeline_plans, plan_of
 from tests.simulated.test_executor import small
 from zbench.cost.cost import Cost
+from zbench.describe.layers.on_hosts import ACROSS_STEPS
 from zbench.plans.pipelines import Layout
 from zbench.simulator.steps.play import play_step
 from zbench.step.elements import elements_held
@@ -75,17 +76,21 @@ def test_the_price_is_near_the_change_as_it_is_played(sharding: str) -> None:
     assert np.median(ratios) == pytest.approx(1.0, abs=0.05)
 
 
-@pytest.mark.parametrize("layers", ["all", 1, 3])
-def test_state_on_hosts_is_priced_by_the_busiest_link(layers: int | str) -> None:
+@pytest.mark.parametrize(("layers", "carried"), [("all", 0), (1, 0), (3, 0), ("all", 4), ("all", 1), (3, 2)])
+def test_state_on_hosts_is_priced_by_the_busiest_link(layers: int | str, carried: int) -> None:
     """By the law of bytes between GPUs, but for gains; with a slow link to hosts by the law's busiest one, which no
-    change as it is played is quicker than."""
+    change as it is played is quicker than. carried: of so many layers gradients wait there for the next step."""
     cost, rate = cost_of("zero1"), 1e8
     model = replace(cost.model, hidden=512, ffn_hidden=1024, head_dim=128, offload="optimizer", optimizer_layers=layers)
     hosts = {"host_bandwidth": rate, "host_efficiency": 1.0, "host_latency": 0.0, "host_memory": 1e12}
     cluster = replace(cost.cluster, nic_latency=0.0, nvlink_latency=0.0, **hosts)
-    cost, gains = replace(cost, cluster=cluster, model=model), 14 * 512 * (2 * model.num_layers + 1)
-    resting, prices, moved = HostLayers(4, model.layers_updated_on_hosts), ChangePrices(cost), 0
-    every = [(layout, with_optimizer_on_hosts(step, 4, resting)) for layout, step in steps_of(cost).values()]
+    if carried:
+        model = replace(model, host_updates=ACROSS_STEPS, carried_layers=carried)
+    cost, each = replace(cost, cluster=cluster, model=model), 18 if carried else 14
+    gains = each * 512 * (2 * model.num_layers + 1)
+    resting, prices, moved = HostLayers(4, model.layers_updated_on_hosts, carried=carried), ChangePrices(cost), 0
+    when = model.host_updates
+    every = [(layout, with_optimizer_on_hosts(step, 4, resting, when)) for layout, step in steps_of(cost).values()]
     for (before, one), (after, other) in permutations(every, 2):
         moves, law = prices.moves(before, after), np.array(switch_bytes(one, other, 4))
         mine = np.stack([np.bincount(column, moves.size, 8) for column in (moves.src, moves.dst)], axis=1)

@@ -164,7 +164,9 @@ def _play(
         ended = gives(executor, ".finish", "nothing", dict, executor.finish) if isinstance(executor, Finishes) else {}
         executor.stop()
     except BaseException as error:
-        _fail(error, f"step {first + len(steps)}", run_id, writer, tracker, executor)
+        step = first + len(steps)
+        where = f"step {step}" if step < settings.steps else "behind the last step"
+        _fail(error, where, run_id, writer, tracker, executor)
         raise
     end = {"kind": "end", "run": run_id, "status": "finished", "message": "", **ended}
     writer.append(end)

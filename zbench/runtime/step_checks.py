@@ -1,4 +1,5 @@
-"""Checks of what ranks tell of a whole step: bytes by queue, and rows where routers chose. No torch."""
+"""Checks of plans that whole steps are run of, and of what ranks tell of a step: bytes by queue, and rows where routers
+chose. No torch."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,6 +8,7 @@ from zbench.describe.degrees import PARAMETER_KINDS, PLAIN, ShardDegrees
 from zbench.describe.expert_schedule import DRAWN, TOKEN_CHOICE, Experts
 from zbench.describe.model import Model
 from zbench.describe.sync import RoundSync
+from zbench.plans.plan import Plan
 from zbench.runtime.driver import LIMITS, CheckFailed
 from zbench.runtime.job.step_job import Sizes, StepReport
 
@@ -30,6 +32,24 @@ def check_dense(checks: Sequence[str], sharding: str | ShardDegrees, sync: Round
                 f"check is {check}; with sync={sync.method} workers train apart, so that no dense model is what they "
                 "have to come to, and it takes bytes or null"
             )
+
+
+def check_played_plans(plans: Sequence[Plan], name: str) -> None:
+    """Refuses plans that whole steps cannot be run of. name: of the executor.
+
+    Raises:
+        ValueError: a package computes their attention, or they pad sequences.
+    """
+    for package in sorted({plan.attention for plan in plans} - {""}):
+        raise ValueError(
+            f"system has {package} compute attention in place of its plans; executor={name} runs plans alone, and "
+            "executor=torch has both"
+        )
+    if any(plan.padding is not None for plan in plans):
+        raise ValueError(
+            f"plans pad sequences, as with system.padding=published; executor={name} takes plans that do not: "
+            "system.padding=none, also beside variant=published"
+        )
 
 
 def routed_rows(experts: Experts, model: Model, batch: Batch, reports: Sequence[StepReport]) -> dict[str, float]:

@@ -37,7 +37,7 @@ from zbench.runtime.measured_steps import RanPart, write_measured_steps
 from zbench.runtime.processes.fleet import Fleet
 from zbench.runtime.round_driver import RANK as ROUND_RANK
 from zbench.runtime.round_driver import RoundDriver, check_checkpoints
-from zbench.runtime.step_checks import check_dense, checked_bytes, routed_rows
+from zbench.runtime.step_checks import check_dense, check_played_plans, checked_bytes, routed_rows
 from zbench.runtime.step_measured import step_loss, told_of_update, whole_step_result
 from zbench.runtime.steps.device_seconds import DeviceSeconds
 from zbench.runtime.steps.tokens import tokens_of
@@ -46,6 +46,7 @@ from zbench.simulated.open_choices import chosen_steps
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.step.byte_law import chosen_rows, stated_bytes
 from zbench.step.passes.memory.last_update import last_update
+from zbench.step.passes.memory.resting_step import resting_step
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.rounds.worker_steps import WorkerSteps
 from zbench.step.passes.routing import ExpertParallel
@@ -188,16 +189,7 @@ class TorchWholeStep:
             padding or pipelines that cannot be, or the trace cannot be written.
         """
         assert self._fleet is not None
-        for package in sorted({plan.attention for plan in plans} - {""}):
-            raise ValueError(
-                f"system has {package} compute attention in place of its plans; executor={self.name} runs plans "
-                "alone, and executor=torch has both"
-            )
-        if any(plan.padding is not None for plan in plans):
-            raise ValueError(
-                f"plans pad sequences, as with system.padding=published; executor={self.name} takes plans that do "
-                "not: system.padding=none, also beside variant=published"
-            )
+        check_played_plans(plans, self.name)
         if self._rounds is not None:
             return self._step_of_round(self._rounds, batch, plans, trace)
         chosen = chosen_steps(self.experts.exchanges, self.adaptive_recompute, self.steps, batch, plans, self.cost.gpus)
@@ -206,8 +198,11 @@ class TorchWholeStep:
         first = of.first_of(batch, plans) if of.model.layers_carried and not self._warm else None
         step = of.of(batch, plans) if first is None or self.resume is not None else first
         seconds = self.modelled.of(step, plans)
-        for _ in range(0 if self._warm else self.warmup):
-            self._fleet.call("step", batch, first or step, tokens, False, False, seconds)
+        if not self._warm and self.warmup:
+            if first is not None and first is not step:  # these begin without gradients, which the checkpoint has
+                self._fleet.call("arrange", resting_step(step))
+            for _ in range(self.warmup):
+                self._fleet.call("step", batch, first or step, tokens, False, False, seconds)
             self._left = step
         self._warm, self._last = True, lambda: step if first is None else of.of(batch, plans)
         reports: list[StepReport] = self._fleet.call("step", batch, step, tokens, True, trace is not None, seconds)

@@ -182,6 +182,12 @@ class SteppingRank:
         self.left = AdamWUpdate(self.job.optimizer, self.updates, num_tokens)
         self.board.resume()
 
+    def arrange(self, rests: Step) -> None:
+        """Moves all that rests between two steps where another one begins with it. rests: what rests then, as of
+        keep."""
+        prepared = PreparedStep.of(rests, self.process, self.runner.machine, (), ())
+        self._run(prepared, "before the first step", None)
+
     def close(self) -> None:
         """Ends the group of ranks."""
         self.rendezvous.close()
