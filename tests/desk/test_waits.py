@@ -45,7 +45,7 @@ def test_rounds_have_their_mean_and_count_whole() -> None:
     ("steps", "simulated"), [([step(0, 1.0, 0.0)], True), ([step(0, 1.0, 0.0, valid=False)], False), ([], False)]
 )
 def test_what_was_not_measured_is_not_compared(steps: list[dict[str, Any]], simulated: bool) -> None:
-    with pytest.raises(ValueError, match="the run of ring has no measured round of whole steps that counts"):
+    with pytest.raises(ValueError, match="the run of ring has no measured round of steps that counts"):
         compared_waits(run(steps, {}, simulated), lambda told: told)
 
 

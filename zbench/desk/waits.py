@@ -63,9 +63,11 @@ def compared_waits(run: Run, played: Callable[[Sequence[Line]], Steps]) -> Compa
     size = int(sync["steps"]) if in_rounds else 1
     rounds = [range(at, at + size) for at in range(0, len(run.steps) - size + 1, size)]
     counted = [one for one in rounds if all(run.steps[at]["valid"] for at in one)]
-    measured = not run.start["facts"]["simulated"] and all(step.get("seconds_for") for step in run.steps)
-    if not counted or not measured:
-        raise ValueError(f"the run of {label(run.start, 'system')} has no measured round of whole steps that counts")
+    name = label(run.start, "system")
+    if not counted or run.start["facts"]["simulated"]:
+        raise ValueError(f"the run of {name} has no measured round of steps that counts")
+    if not all(step.get("seconds_for") for step in run.steps):
+        raise ValueError(f"the run of {name} does not tell what its seconds went to, as older records do not")
     told, over = played(run.steps), fmean if in_rounds else median
 
     def together(steps: Steps) -> Waits:

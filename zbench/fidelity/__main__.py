@@ -116,6 +116,14 @@ def main() -> int:
     return ran(_main, "what was measured is in the record")
 
 
+def _check_measures(overrides: Sequence[str]) -> None:
+    """Refuses runs that would measure nothing, before the first one."""
+    given = [word.partition("=")[2] for word in overrides if word.partition("=")[0] == "executor"]
+    if not given or given[-1] == "simulated":
+        told = f"is {given[-1]!r}" if given else "is not given, and is simulated then"
+        raise ValueError(f"executor {told}; it takes one that measures, as torch and desk do")
+
+
 def _main() -> int:
     parser = Parser(prog="python -m zbench.fidelity", description="Simulated against measured, by system.")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of a run, as for python -m zbench")
@@ -125,6 +133,7 @@ def _main() -> int:
     add_trust(parser)
     asked = parser.parse_args()
     if asked.overrides:
+        _check_measures(asked.overrides)
         for system in asked.systems.split(","):
             own = [f"system={system}", "baseline=null", "tracker=none", f"out={asked.out}"]
             done = subprocess.run([sys.executable, "-m", "zbench", *asked.overrides, *own], stdout=subprocess.DEVNULL)

@@ -17,6 +17,7 @@ from zbench.interfaces.protocols import Ready, Workload
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
 from zbench.runtime.checkpoints.folder import Hold, check_files, check_free, check_same, checkpoint_description
+from zbench.runtime.checkpoints.whole_steps import check_of_attention
 from zbench.runtime.driver import (
     LIMITS,
     CheckFailed,
@@ -119,6 +120,7 @@ class Torch:
             check_free(self.checkpoint)
             Hold.of(self.checkpoint).end()  # told now, and not when the baseline has run
         if self.resume is not None:
+            check_of_attention(self.resume)
             check_same(self.resume, self.job().told())
             check_files(self.resume)
 

@@ -38,10 +38,10 @@ def check_checkpoints(job: StepJob, every: int | None, path: str, resume: str | 
         check_free(path)
         Hold.of(path).end()  # told now, and not when the baseline has run
     if resume is not None:
+        if not job.sync.in_rounds:
+            resting_then(resume)  # whose it is at all
         check_same(resume, job.told(), UNTOLD)
         check_files(resume)
-        if not job.sync.in_rounds:
-            resting_then(resume)
 
 
 @dataclass

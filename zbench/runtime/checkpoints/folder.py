@@ -19,6 +19,7 @@ PART = f"{META}.part"  # the first file of a checkpoint that is being written; i
 _OURS = (META, PART, LAYOUT, ".metadata", ".metadata.tmp", "__*_*.distcp")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 _META_BYTES = 1 << 28  # far more than any manifest has
+_LONGEST = 60  # characters of a value in a sentence
 
 
 def unfinished(path: str) -> Path:
@@ -87,7 +88,15 @@ def check_same(path: str, run: Mapping[str, Any], untold: Mapping[str, Any] = NO
     theirs = {"mask": "causal", **untold, **checkpoint_description(path)["run"]}  # as all were before there were others
     for name, value in run.items():
         if theirs.get(name) != value:
-            raise ValueError(f"resume is {path!r}; its run had {name} {theirs.get(name)}, and this one has {value}")
+            had, has = (_short(one) for one in (theirs.get(name), value))
+            why = ": check=exact computes in 8" if name == "element_bytes" else ""
+            raise ValueError(f"resume is {path!r}; its run had {name} {had}, and this one has {has}{why}")
+
+
+def _short(value: Any) -> str:
+    """Returns a value for a sentence, cut where it is long."""
+    text = str(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def check_free(path: Any) -> None:

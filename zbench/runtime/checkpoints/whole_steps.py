@@ -39,3 +39,15 @@ def resting_then(path: str) -> tuple[Step, int]:
             f"resume is {path!r}; it takes the checkpoint of a run of executor=torch_whole_step with sync=every_step "
             f"({error})"
         ) from error
+
+
+def check_of_attention(path: str) -> None:
+    """Refuses to go on from a checkpoint of whole steps with plans of attention.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if "GPUs of a worker" in checkpoint_description(path)["run"]:
+        raise ValueError(
+            f"resume is {path!r}; it is a checkpoint of executor=torch_whole_step, and executor=torch takes its own"
+        )

@@ -52,12 +52,12 @@ class StepJob:
         it."""
         model = self.cost.gpus.model
         return {
+            "GPUs": self.cost.gpus.cluster.num_ranks,  # first, as the workload's tokens hang on it
             **{name: value for name, value in asdict(model).items() if name not in _FREE},
             "mask": str(model.mask),
             **asdict(self.optimizer),
             "seed": self.seed,
             "workload": repr(self.workload),
-            "GPUs": self.cost.gpus.cluster.num_ranks,
             "GPUs of a worker": self.worker_gpus,
             **{f"sync.{name}": value for name, value in asdict(self.sync).items()},
             **_of_experts(self.experts, self.expert_gpus),
