@@ -77,7 +77,7 @@ class Worker:
         self.steps, count = self.steps + 1, sum(map(len, text))
         update = AdamWUpdate(self.optimizer, self.steps, count)
         for name, value in self.weights.items():
-            state = update(name, (value, *self.moments[name]), found.gradients[name])
+            state = update((name, 0), (value, *self.moments[name]), found.gradients[name])
             self.weights[name], self.moments[name] = state[0], (state[1], state[2])
         self.tokens += count
         return found.loss
