@@ -9,8 +9,9 @@ Rings. A sample of L tokens on a ring of G ranks has two costs that add up over 
 - *work*, for each of the G ranks on average: L / G tokens of linear modules and of the head, at the rate of the whole
   batch on one rank, which no fewer tokens reach; and 1 / G of its attention, which cutting makes no less;
 - *transfers*, over every link between neighbours: keys and values of all tokens but those that the receiver owns, at
-  most 2 ceil(L / 2G), once in a forward, and in a backward once with their gradients (`keep`) or beside them. From 2G
-  tokens on every rank has queries of the sample that see keys of all ranks, so nothing of it can be left out. A ring
+  most 2 ceil(L / 2G), once in a forward, and in a backward their gradients (`keep`), and keys and values again, all
+  (`regather`) or all but what the receiver had last in the forward (`carry`). From 2G tokens on every rank has queries
+  of the sample that see keys of all ranks, so nothing of it can be left out. A ring
   wider than a node has two links that are NICs. What a link carries takes its bytes at the link's whole rate, at least.
 
 A group takes no less than the sum of either, and so no less than any mean of the two sums, weighed w and 1 - w. Ranks
@@ -143,10 +144,12 @@ def _transfer_seconds(lengths: Ints, sizes: Ints, cost: Cost, backward: Mode) ->
     model = cost.model
     if model.sharding != "zero3" or cost.pp > 1 or model.mask.window:
         return np.zeros((len(lengths), len(sizes)))
-    times = 1 + (1 if model.recompute == "full" else 0) + (1 if backward == "keep" else 2)
-    sent = lengths[:, None] - 2 * -(-lengths[:, None] // (2 * sizes))
-    sent = np.where((lengths[:, None] >= 2 * sizes) & (sizes > 1), sent, 0)
-    size = times * cost.layers * sent * model.message_bytes_per_token(KV, 0, model.num_heads)
+    times = 2 + (1 if model.recompute == "full" else 0)  # keys and values forward, their gradients backward
+    own = 2 * -(-lengths[:, None] // (2 * sizes))  # of a rank, at most
+    sent = np.where((lengths[:, None] >= 2 * sizes) & (sizes > 1), lengths[:, None] - own, 0)
+    # What a rank received last it still has where they travel back; with "keep" all of it.
+    again = {"keep": 0 * sent, "carry": np.maximum(sent - own, 0), "regather": sent}[backward]
+    size = cost.layers * (times * sent + again) * model.message_bytes_per_token(KV, 0, model.num_heads)
     return cost.transfer_seconds(size, np.broadcast_to(cost.cluster.link_among(sizes), size.shape))
 
 
