@@ -146,6 +146,11 @@ class Session:
 
         subject = self._subject()
         rivals = subject.rivals()
+        if not rivals:
+            raise ValueError(
+                f"--parts has ring; {subject.device} has no attention kernel but matmul for a head dimension of "
+                f"{subject.model.head_dim} in {subject.dtype}"
+            )
         name = self._kernel(kernel) or next(iter(rivals))
         if name not in rivals:
             raise ValueError(f"--kernel is {name!r}; here there are {', '.join(rivals)}")

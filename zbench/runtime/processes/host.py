@@ -25,7 +25,7 @@ def driver() -> str:
         told = Path("/proc/driver/nvidia/version").read_text()
     except OSError:  # in some containers it is not shown
         told = ""
-    version = re.search(r"Kernel Module\D*([\d.]+)", told)
+    version = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", told)  # "for x86_64" may stand between
     return f"driver {version[1] if version else 'unknown'}, CUDA {torch.version.cuda}"
 
 

@@ -51,7 +51,7 @@ class Parameters(ABC):
     """The parameters as a trainer needs them, wherever they live; made from a network on any device, "meta" too.
 
     A network on "meta" gets its initial weights here, so that no rank ever holds more than its share of them
-    and one whole parameter.
+    and a few whole parameters.
     """
 
     def __init__(self, network: Transformer, optimizer: AdamW, device: torch.device) -> None:
@@ -221,8 +221,8 @@ def materialise(network: Transformer, device: torch.device) -> None:
         network.to(device)
         return
     network.to_empty(device=device)
-    for name, p in network.named_parameters():
-        value = network.draw(name).to(device, p.dtype)
+    for p, drawn in network.drawn():
+        value = drawn.to(device, p.dtype)
         if isinstance(p, DTensor):  # every rank drew the same: each cuts its own shard out
             value = distribute_tensor(value, p.device_mesh, p.placements, src_data_rank=None)
         p.copy_(value)

@@ -8,7 +8,9 @@ Shapes: T tokens of this rank, which may be 0, of any sequences in any order; h 
 Hkv kv heads, D head_dim, F ffn_hidden, V vocab, E experts, k experts per token.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -28,6 +30,7 @@ LocalAttend = Callable[[Tensor, Tensor, Tensor], Tensor]  # the same, of a layer
 ROPE_BASE = 500_000.0  # Llama 3 report (arXiv 2407.21783), section 3.2
 INITIAL_STD = 0.02  # GPT (Radford et al. 2018), section 4.1; kept by GPT-2 and by public Llama code
 COMPUTE = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}  # dtype of activations by model.element_bytes
+DRAWN_AHEAD = 8  # parameters that threads draw at once
 
 
 class Transformer(nn.Module):
@@ -66,8 +69,19 @@ class Transformer(nn.Module):
         self.head = None if model.tied_embeddings else make(model.vocab, model.hidden)
         if torch.device(device).type != "meta":
             with torch.no_grad():
-                for name, parameter in self.named_parameters():
-                    parameter.copy_(self.draw(name))
+                for parameter, value in self.drawn():
+                    parameter.copy_(value)
+
+    def drawn(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Yields every parameter with its initial value, in order; threads draw a few of them ahead, as a large table
+        keeps one of them busy for seconds."""
+        every = list(self.named_parameters())
+        with ThreadPoolExecutor(min(DRAWN_AHEAD, torch.get_num_threads())) as threads:
+            ahead = deque[Future[Tensor]]()
+            for at, (_, parameter) in enumerate(every):
+                while len(ahead) < DRAWN_AHEAD and at + len(ahead) < len(every):
+                    ahead.append(threads.submit(self.draw, every[at + len(ahead)][0]))
+                yield parameter, ahead.popleft().result()
 
     def draw(self, name: str) -> Tensor:
         """Draws the whole initial value of a parameter, float32 on the CPU: the same on every rank and for every dtype.
