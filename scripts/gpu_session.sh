@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What there is to measure on one GPU, in parts: correctness, calibration, predicted against measured, speed.
+# What there is to measure on one GPU, in parts: kernels, calibration, predicted against measured, speed, plans, steps.
 #
 #   scripts/gpu_session.sh [--device cuda|cpu] [--out DIR] [--seconds N]      (defaults: cuda, results/gpu, no end)
 #
@@ -79,42 +79,53 @@ if [ "$device" = cuda ]; then
 print(re.sub(r"\W+", "_", torch.cuda.get_device_name().lower().removeprefix("nvidia ")))')
     correctness=() plans=()
     calibration=(--model llama3_8b --matmuls llama_3b,llama_7b,llama_13b,llama_30b,llama3_8b --tokens 16384)
+    calibration+=(--seconds 0.1)
     case "$chip" in h200 | h100_80gb_hbm3) calibration+=(--peak "989 TFLOP/s") ;; esac # dense bf16, SXM datasheets
-    steps=() speed=(attention ring step deep) tiny=()
+    training=() speed=(attention ring step) deep=(deep) tiny=()
     workloads=(fixed_4k fixed_32k longtail_32k wikipedia prolong64k pystdlib)
 else
     chip=cpu
     correctness=(--shrink 16) plans=(--systems ring --precisions float32)
     calibration=(--model tiny --tokens 256 --seconds 0.004)
-    steps=(model=tiny tokens_per_gpu=512 steps=1) speed=(ring) tiny=(--tiny)
+    training=(model=tiny tokens_per_gpu=512 steps=1) speed=(ring) deep=() tiny=(--tiny)
     workloads=(fixed_4k)
 fi
 yaml=$out/conf/cluster/device/${chip}_measured.yaml
 
-[ "$device" = cuda ] && part warm "$PYTHON" -m zbench.warm # compiles the simulator's loops
+warming=
+if [ "$device" = cuda ] && [ "$(cat "$out/done/warm" 2>/dev/null)" != "$sources $device" ]; then
+    # The simulator's loops are compiled by another core while kernels are tried, which need none of them.
+    "$PYTHON" -m zbench.warm > "$out/warming.log" 2>&1 &
+    warming=$!
+    trap 'kill "$warming" 2>/dev/null' EXIT
+fi
 part kernels "$PYTHON" -m zbench.correctness --device "$device" --parts kernels \
     --out "$out/correctness.jsonl" ${correctness[@]+"${correctness[@]}"}
-part plans "$PYTHON" -m zbench.correctness --device "$device" --parts plans \
-    --out "$out/correctness.jsonl" ${plans[@]+"${plans[@]}"}
 part calibration "$PYTHON" -m zbench.calibrate --only-device --device "$device" "${calibration[@]}" \
     --points "$out/attention.jsonl" -o "$yaml"
+[ "$device" = cuda ] && part warm "$PYTHON" -m zbench.warm --backwards # until it meets what is compiled already
 if [ -e "$yaml" ]; then
     for workload in "${workloads[@]}"; do # one a part: each draws half a billion weights first
         part "predicted_$workload" "$PYTHON" -m zbench.predicted --config-dir "$out/conf" \
-            "cluster/device=${chip}_measured" "executor.device=$device" ${steps[@]+"${steps[@]}"} \
+            "cluster/device=${chip}_measured" "executor.device=$device" ${training[@]+"${training[@]}"} \
             --workloads "$workload" --out "$out/predicted"
     done
     rm -f "$out/done/predicted" # the table of all that is measured: nothing is run again
     part predicted "$PYTHON" -m zbench.predicted --config-dir "$out/conf" \
-        "cluster/device=${chip}_measured" "executor.device=$device" ${steps[@]+"${steps[@]}"} \
+        "cluster/device=${chip}_measured" "executor.device=$device" ${training[@]+"${training[@]}"} \
         --workloads "$(IFS=,; echo "${workloads[*]}")" --out "$out/predicted"
 else
     echo "== predicted: there is no $yaml, since the calibration is not done"
 fi
-for what in "${speed[@]}"; do
-    part "speed_$what" "$PYTHON" -m zbench.speed --device "$device" --parts "$what" --out "$out/speed.jsonl" \
+speed() {
+    part "speed_$1" "$PYTHON" -m zbench.speed --device "$device" --parts "$1" --out "$out/speed.jsonl" \
         ${tiny[@]+"${tiny[@]}"}
-done
+}
+for what in "${speed[@]}"; do speed "$what"; done
+part plans "$PYTHON" -m zbench.correctness --device "$device" --parts plans \
+    --out "$out/correctness.jsonl" ${plans[@]+"${plans[@]}"}
+[ "$device" = cuda ] && part steps "$PYTHON" -m zbench.correctness steps
+for what in ${deep[@]+"${deep[@]}"}; do speed "$what"; done
 
 echo
 printf '%-24s %-18s %6s  %s\n' part state s "last line"

@@ -67,7 +67,7 @@ class Described:
     def about(self) -> RankResources:
         device = self.cost.cluster.device
         return RankResources(
-            "here", device.name, 4, 1, int(device.memory_bytes), "2.11", "gloo", "a kernel", "driver 1.2, CUDA 3"
+            "here", device.name, 4, 1, int(device.memory_bytes), "2.11", "gloo", "a kernel", "driver 1.2, CUDA 3", 132
         )
 
     def used(self) -> Used:
@@ -311,6 +311,7 @@ def test_the_device_sheet_is_the_device() -> None:
     assert made.peak_flops == 5e15
     assert "NOT measured: as given by --peak; measured were 90 GFLOP/s" in text
     assert "driver 1.2, CUDA 3" in text
+    assert made.multiprocessors == 132
     for name in CURVES:
         assert getattr(made, name).rates == pytest.approx(
             [curves.found[name][int(size)] for size in getattr(made, name).sizes], rel=0.006

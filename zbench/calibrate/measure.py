@@ -55,6 +55,7 @@ class Measure(Exchanges):
             backend=dist.get_backend(),
             kernel=self.kernel.name,
             driver=driver() if cuda else "",
+            multiprocessors=torch.cuda.get_device_properties(self.device).multi_processor_count if cuda else 0,
         )
 
     def used(self) -> Used:

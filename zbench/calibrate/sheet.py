@@ -52,7 +52,7 @@ def sheet(name: str, subject: Subject, figures: Mapping[str, MeasuredConstant], 
         lines.append(f"{link}_efficiency: 1.0 # the bandwidth is what messages reach already")
         lines.append(_line(f"{link}_latency", figures))
         lines.append(_line(f"{link}_channels", figures))
-    lines += ["device:", *(f"  {line}" for line in _device(where.abouts[0].device, figures))]
+    lines += ["device:", *(f"  {line}" for line in _device(where.abouts[0], figures))]
     return "\n".join(lines) + "\n"
 
 
@@ -69,7 +69,7 @@ def device_sheet(
         lines.append(
             f"# are predicted by them with an error of {median(errors):.1%} in the median, {max(errors):.1%} at worst."
         )
-    lines += _device(where.abouts[0].device, figures)
+    lines += _device(where.abouts[0], figures)
     for name, rates in curves.found.items():
         what = "whole sequences, causal" if name.endswith("causal") else "squares, full"
         lines.append(f"{name}: # measured: {what}, by the keys that a row of tiles sees")
@@ -80,9 +80,11 @@ def device_sheet(
     return "\n".join(lines) + "\n"
 
 
-def _device(name: str, figures: Mapping[str, MeasuredConstant]) -> list[str]:
+def _device(one: RankResources, figures: Mapping[str, MeasuredConstant]) -> list[str]:
     constants = [_line(constant, figures) for constant in DEVICE]
-    return ["_target_: zbench.describe.device.Device", f"name: {json.dumps(name)}", *constants]
+    if one.multiprocessors:
+        constants.append(f"multiprocessors: {one.multiprocessors} # as CUDA tells")
+    return ["_target_: zbench.describe.device.Device", f"name: {json.dumps(one.device)}", *constants]
 
 
 def _curve(rates: Mapping[int, float], indent: str) -> list[str]:

@@ -136,7 +136,7 @@ class AttentionCall:
 class RankResources:
     """Facts that one rank tells of itself and its machine. cores: that its process may use. threads: of torch.
     memory_bytes: its share of the machine's.
-    driver: of its GPU and CUDA's version; "" on a CPU."""
+    driver: of its GPU and CUDA's version; "" on a CPU. multiprocessors: its GPU's; 0 on a CPU."""
 
     host: str
     device: str
@@ -147,6 +147,7 @@ class RankResources:
     backend: str
     kernel: str
     driver: str = ""
+    multiprocessors: int = 0
 
 
 @dataclass(frozen=True, slots=True)
