@@ -16,7 +16,7 @@ import numpy as np
 
 from tests.helpers.oracles import small
 from zbench.api.parts import system_named
-from zbench.correctness.steps.cases import StepCase
+from zbench.correctness.steps.cases import ProcessOptions, StepCase
 from zbench.correctness.steps.combination import MODEL
 from zbench.correctness.steps.command import RANK
 from zbench.cost.job import make_cost
@@ -100,7 +100,7 @@ def main() -> None:
     the least that any process has over what is accounted for it."""
     print(f"| system | {' | '.join(CHOICES)} |\n" + "|---" * (1 + len(CHOICES)) + "|")
     over = list[float]()
-    with LocalFleet(4, RANK, "single", timeout=60) as ranks:
+    with LocalFleet(4, RANK, ProcessOptions(), timeout=60) as ranks:
         for system in SYSTEMS:
             cells = []
             for one in CHOICES.values():

@@ -4,6 +4,7 @@ import os
 import signal
 from typing import Any
 
+from zbench.correctness.steps.cases import ProcessOptions
 from zbench.correctness.steps.rank import StepRank
 from zbench.runtime.job.job import Job
 from zbench.runtime.processes.rendezvous import Rendezvous
@@ -50,7 +51,7 @@ class DyingStep(StepRank):
     """argument: (the rank that dies, what its place has to contain)."""
 
     def __init__(self, rank: int, num_ranks: int, rendezvous: Rendezvous, argument: tuple[int, str]) -> None:
-        super().__init__(rank, num_ranks, rendezvous, "single")
+        super().__init__(rank, num_ranks, rendezvous, ProcessOptions())
         if rank == argument[0]:
             fatal: Any = FatalBoard(self.board, argument[1])
             self.board = fatal

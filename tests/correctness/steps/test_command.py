@@ -1,5 +1,6 @@
 """python -m zbench.correctness steps: a cover of all pairs is exact and sends what steps say; differences are told."""
 
+import re
 import sys
 from collections.abc import Sequence
 
@@ -8,7 +9,7 @@ import pytest
 
 from zbench.correctness import __main__
 from zbench.correctness.steps import command
-from zbench.correctness.steps.cases import Executed
+from zbench.correctness.steps.cases import Executed, ProcessOptions
 from zbench.correctness.steps.combination import CHOICES, StepCombination, every_combination
 from zbench.correctness.steps.command import combinations, executed, judged_step
 from zbench.correctness.steps.covering import covering
@@ -39,7 +40,7 @@ def test_every_pair_of_choices_is_exact_on_processes(
     monkeypatch.setattr(command, "combinations", chosen_once)
     assert called(monkeypatch, "--ranks", "4", "--seed", "1", "--markdown") == 0
     found = capsys.readouterr().out.splitlines()
-    assert found[-1] == f"{len(chosen)} combinations executed, 0 of them FAILED"
+    assert re.fullmatch(f"{len(chosen)} combinations executed on .*, over gloo, 0 of them FAILED", found[-1])
     assert [line.split(" | ")[0].removeprefix("| ") for line in found[2:-1]] == list(map(str, chosen))
 
 
@@ -89,7 +90,7 @@ def test_a_step_that_the_proof_refuses_is_a_failure_among_others(monkeypatch: py
             raise StepError("operation 3 moves what is not there")
 
     monkeypatch.setattr("zbench.correctness.steps.command.prove_step", refuse_the_first)
-    refused, right = executed([one, one], 1, "single", 0)
+    refused, right = executed([one, one], 1, ProcessOptions(), 0)
     assert (refused.fault, right.fault) == ("operation 3 moves what is not there", "")
     assert refused.row()[1:] == ["nan", "nan", "nan", "", "FAILED"]
 
@@ -100,12 +101,15 @@ def test_a_step_that_the_proof_refuses_is_a_failure_among_others(monkeypatch: py
         (["--ranks", "0"], "--ranks is 0; it takes a whole number from 1 to 16"),
         (["--ranks", "many"], "argument --ranks: invalid int value: 'many'"),
         (["--seed", "-1"], "--seed is -1; it takes a whole number of at least 0"),
+        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
+        (["--device", "cuda"], "--device is cuda; it takes a GPU, and CUDA_VISIBLE_DEVICES hides all"),
         (["--pairs"], "unrecognized arguments: --pairs"),
     ],
 )
 def test_bad_input_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert called(monkeypatch, *arguments) == 2
     said = capsys.readouterr().err
     assert told in said

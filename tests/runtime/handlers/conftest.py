@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from zbench.correctness.steps.cases import ProcessOptions
 from zbench.correctness.steps.command import RANK
 from zbench.runtime.processes.launch import LocalFleet
 
@@ -21,5 +22,5 @@ def ranks() -> Iterator[LocalFleet]:
 def started(count: int) -> Iterator[LocalFleet]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        with LocalFleet(count, RANK, "single", timeout=60) as ranks:
+        with LocalFleet(count, RANK, ProcessOptions(), timeout=60) as ranks:
             yield ranks

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.helpers.steps import plan_of, plan_of_blocks
-from zbench.correctness.steps.cases import StepCase
+from zbench.correctness.steps.cases import ProcessOptions, StepCase
 from zbench.correctness.steps.combination import EXPERTS, StepCombination
 from zbench.correctness.steps.command import RANK, judged_step
 from zbench.correctness.steps.dense import dense_step, drawn_weights
@@ -107,7 +107,7 @@ def test_two_processes_of_two_groups_send_no_rows(fleet: LocalFleet) -> None:
 def test_messages_in_batches_and_the_same_bits_twice() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        with LocalFleet(2, RANK, "batched", timeout=60) as fleet:
+        with LocalFleet(2, RANK, ProcessOptions(batched=True), timeout=60) as fleet:
             case = case_of([50, 1, 13], "full", places=(2, 2))
             assert judged(fleet, case)[0] == ""
             assert fleet.call("run", case) == fleet.call("run", case)

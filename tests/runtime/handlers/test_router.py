@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.helpers.steps import plan_of
-from zbench.correctness.steps.cases import StepCase
+from zbench.correctness.steps.cases import ProcessOptions, StepCase
 from zbench.correctness.steps.combination import EXPERTS, StepCombination
 from zbench.correctness.steps.command import RANK, judged_step
 from zbench.correctness.steps.dense import dense_step, drawn_weights
@@ -29,7 +29,7 @@ TO_ONE = 27  # a seed of parameters and words by which the seven tokens of two s
 def fleet_of(size: int) -> LocalFleet:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        return LocalFleet(size, RANK, "single", timeout=60)
+        return LocalFleet(size, RANK, ProcessOptions(), timeout=60)
 
 
 def case_of(

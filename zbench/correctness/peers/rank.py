@@ -13,7 +13,7 @@ from torch import Tensor
 from zbench.correctness.peers.cases import RATE, STEPS, PeerCase, Trained
 from zbench.correctness.peers.counting import CountedCollectives
 from zbench.correctness.peers.trainers import PeerTrainer, load_deepspeed, open_trainer
-from zbench.correctness.steps.cases import Executed, StepCase
+from zbench.correctness.steps.cases import Executed, ProcessOptions, StepCase
 from zbench.correctness.steps.dense import drawn_weights
 from zbench.correctness.steps.rank import StepRank
 from zbench.describe.arrays import Ints
@@ -28,7 +28,7 @@ class PeerRank:
 
     def __init__(self, rank: int, num_ranks: int, rendezvous: Rendezvous, argument: Any) -> None:
         self.rank, self.num_ranks = rank, num_ranks
-        self.steps = StepRank(rank, num_ranks, rendezvous, "single", "cpu")
+        self.steps = StepRank(rank, num_ranks, rendezvous, ProcessOptions(device="cpu"))
 
     @staticmethod
     def prepare() -> None:

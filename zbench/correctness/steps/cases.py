@@ -17,6 +17,15 @@ from zbench.step.template import Step
 
 
 @dataclass(frozen=True)
+class ProcessOptions:
+    """How processes run the steps of cases. batched: messages in batches, as NCCL takes them. device: of
+    zbench.runtime.job.job.DEVICES."""
+
+    batched: bool = False
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
 class StepCase:
     """A step with its data. tokens: of every micro-batch. sequences: token ids of every sequence of the batch, by its
     number. seed: of the parameters. weighed: whether stores tell how many bytes they have, which takes them a while."""

@@ -5,7 +5,8 @@ the loss, every gradient and every updated parameter, and by queue the bytes tha
 those that the step says. Exit codes: 0; 1 something differs; 2 bad input; 130 stopped by Ctrl-C, with the table so far.
 """
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,12 +15,14 @@ from rich.table import Table
 
 from zbench.console.command import Parser
 from zbench.console.meter import Meter
-from zbench.correctness.steps.cases import Executed
+from zbench.correctness.steps.cases import Executed, ProcessOptions
 from zbench.correctness.steps.combination import StepCombination, every_combination
 from zbench.correctness.steps.covering import covering
 from zbench.correctness.steps.pipelines import PIPELINE_CHOICES, PipelineCombination, every_pipeline_combination
 from zbench.describe.checks import check_whole_number
 from zbench.describe.units import with_noun
+from zbench.runtime.job.job import DEVICES
+from zbench.runtime.job.settings import no_gpu
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.step.byte_law import chosen_rows, stated_bytes
@@ -59,19 +62,23 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--all", action="store_true", help="all combinations, not only enough to have every pair")
     parser.add_argument("--seed", type=int, default=0, help="of the pairs, the words and the parameters (default 0)")
     parser.add_argument("--batched", action="store_true", help="messages in batches, as over NCCL, instead of singly")
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: a GPU if there is one (default)")
     parser.add_argument("--markdown", action="store_true", help="the table for a document")
     asked = parser.parse_args(list(arguments))
     check_whole_number("--ranks", asked.ranks, 1, MOST_RANKS)
     check_whole_number("--seed", asked.seed, 0)
+    if asked.device == "cuda" and (why := no_gpu(os.environ)):
+        raise ValueError(f"--device is cuda; it takes a GPU, and {why} (auto takes one if there is one)")
     chosen = combinations(asked.ranks, asked.seed, asked.all)
     found: list[StepVerdict] = []
+    where, options = set[str](), ProcessOptions(asked.batched, asked.device)
     try:
         with Meter(len(chosen), unit="combination") as meter:
-            for verdict in executed(chosen, asked.ranks, "batched" if asked.batched else "single", asked.seed):
+            for verdict in executed(chosen, asked.ranks, options, asked.seed, where.add):
                 found.append(verdict)
                 meter.show("steps", len(found))
     finally:  # Ctrl-C, too, leaves the table of what was finished
-        _print(found, asked.markdown)
+        _print(found, asked.markdown, ", ".join(sorted(where)) or "nothing")
     return 1 if any(one.fault for one in found) or not found else 0
 
 
@@ -84,11 +91,19 @@ def combinations(ranks: int, seed: int, every: bool = False) -> list[Combination
     return [*covering(alike, seed), *covering(side_by_side, seed, PIPELINE_CHOICES)]
 
 
-def executed(chosen: Sequence[Combination], ranks: int, way: str, seed: int) -> Iterator[StepVerdict]:
-    """Executes combinations one after the other, on the same processes; after one that fails, on fresh ones."""
+def executed(
+    chosen: Sequence[Combination],
+    ranks: int,
+    options: ProcessOptions,
+    seed: int,
+    tell: Callable[[str], None] = lambda words: None,
+) -> Iterator[StepVerdict]:
+    """Executes combinations one after the other, on the same processes; after one that fails, on fresh ones. tell: is
+    told in words what processes compute on."""
     left = list(chosen)
     while left:
-        with LocalFleet(ranks, RANK, way, timeout=120) as fleet:
+        with LocalFleet(ranks, RANK, options, timeout=120) as fleet:
+            tell(fleet.call("about")[0])
             while left:
                 one = left.pop(0)
                 case = one.case(seed)
@@ -133,8 +148,8 @@ def _largest(values: Sequence[float]) -> float:
     return float(np.max(values))
 
 
-def _print(found: Sequence[StepVerdict], markdown: bool) -> None:
-    """Prints the table, then failures and a last line that counts them."""
+def _print(found: Sequence[StepVerdict], markdown: bool, where: str) -> None:
+    """Prints the table, then failures and a last line that counts them. where: what processes computed on."""
     if markdown:
         for row in (TITLES, ["---", *["---:"] * 3, "---", "---"], *(one.row() for one in found)):
             print(f"| {' | '.join(row)} |")
@@ -148,4 +163,4 @@ def _print(found: Sequence[StepVerdict], markdown: bool) -> None:
     failed = [one for one in found if one.fault]
     for one in failed:
         print(f"FAILED {one.combination}: {one.fault}")
-    print(f"{with_noun(len(found), 'combination')} executed, {len(failed)} of them FAILED")
+    print(f"{with_noun(len(found), 'combination')} executed on {where}, {len(failed)} of them FAILED")

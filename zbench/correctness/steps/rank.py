@@ -5,10 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zbench.correctness.steps.cases import Executed, StepCase
+from zbench.correctness.steps.cases import Executed, ProcessOptions, StepCase
 from zbench.correctness.steps.dense import SMOOTH, USUAL, DenseStep, carried_step, dense_step, drawn_weights
 from zbench.correctness.steps.emulated import emulated_step
 from zbench.correctness.steps.peak_store import PeakStore
@@ -23,6 +24,7 @@ from zbench.runtime.handlers.runner import StepRunner
 from zbench.runtime.handlers.store import Store
 from zbench.runtime.kernels.kernels import choose_kernel
 from zbench.runtime.kernels.memory import DTYPES
+from zbench.runtime.processes.host import cpu_name
 from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.runtime.stepping.choices import by_sequence, counted_rows, gathered_choices
 from zbench.runtime.stepping.comparison import difference, gradient_differences
@@ -35,12 +37,13 @@ from zbench.step.template import Step
 
 
 class StepRank:
-    """A process. argument: how messages travel, "single" or "batched". device: of zbench.runtime.job.job.DEVICES."""
+    """A process that executes cases."""
 
-    def __init__(self, rank: int, num_ranks: int, rendezvous: Rendezvous, argument: Any, device: str = "auto") -> None:
+    def __init__(self, rank: int, num_ranks: int, rendezvous: Rendezvous, argument: ProcessOptions) -> None:
         self.rank, self.num_ranks, self.board = rank, num_ranks, rendezvous.board
-        self.device = rendezvous.open(device)
-        self.group, self.way = dist.new_group(), argument
+        self.device = rendezvous.open(argument.device)
+        self.sharing = rendezvous.sharing(self.device)
+        self.group, self.batched = dist.new_group(), argument.batched
         self.known: tuple[Any, Mapping[str, Tensor], DenseStep] | None = None
         self.lossy = False  # whether what is known is an emulation of a step's own encodings
 
@@ -51,6 +54,12 @@ class StepRank:
         for mask in (Mask(), Mask(window=1)):
             TokenParts(one, one, one + 1, one, one + 1, one, one + 1, mask).segments([((0,), (0,))])
 
+    def about(self) -> str:
+        """Says in words what the process computes on and how its messages travel."""
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else cpu_name()
+        shared = f", a GPU of {self.sharing} processes" if self.sharing > 1 else ""
+        return f"{name}{shared}, over {dist.get_backend(self.group)}"
+
     def run(self, case: StepCase) -> Executed:
         """Runs a step and compares what is here afterwards with one dense process. Collective."""
         weights, wanted = self._reference(case)
@@ -59,7 +68,7 @@ class StepRank:
         of = SMOOTH if case.step.encodings else USUAL
         noted = NotedUpdate(AdamWUpdate(of, 1, sum(map(len, case.sequences.values()))))
         one_node = np.zeros(self.num_ranks, np.int64)
-        messages = open_messages(self.group, one_node, self.device, self.way == "batched")
+        messages = open_messages(self.group, one_node, self.device, self.batched)
         kind = PeakStore if case.weighed else Store
         runner = StepRunner(StepMachine(model, self.device, kernel, messages, noted), self.board, kind=kind)
         words = TokenWords(case.sequences, {number: np.append(ids[1:], END) for number, ids in case.sequences.items()})
