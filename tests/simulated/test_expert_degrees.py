@@ -11,7 +11,8 @@ from zbench.cost.cost import Cost
 from zbench.cost.fsmoe import ExpertLayerSeconds, LinearSeconds
 from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
-from zbench.describe.expert_schedule import DEGREES, Experts
+from zbench.describe.degrees import NODE, WORLD, ShardDegrees, TransferBits
+from zbench.describe.expert_schedule import BETWEEN, DEGREES, Experts
 from zbench.plans.plan import Plan
 from zbench.simulated.executor import Simulated
 from zbench.simulated.expert_degrees import ExpertProfile
@@ -61,6 +62,29 @@ def test_the_closed_form_s_choice_is_its_own_minimum_and_near_the_clock_s() -> N
     assert len(chosen.seconds) == len(DEGREES) ** 2
     assert played("fsmoe", "auto")[0] < played("sequential", 1)[0]
     assert played("clock", "auto")[0] <= played("fsmoe", "auto")[0] <= 1.05 * played("clock", "auto")[0]
+
+
+@pytest.mark.parametrize(
+    "experts",
+    [
+        Experts("pipemoe", "auto"),
+        Experts("lina", "auto", gradients=BETWEEN),
+        Experts("fsmoe", "auto"),
+        Experts("clock", "auto"),
+    ],
+)
+def test_schedules_choose_where_gradients_and_parameters_are_quantised(experts: Experts) -> None:
+    """Encodings are of tensors that experts' messages are not of, so the profile is that of the same degrees without
+    them."""
+    cost, plans = given()
+    profiles = []
+    for bits in (TransferBits(), TransferBits(weights=8, secondary=8, gradients=4)):
+        degrees = ShardDegrees(WORLD, WORLD, WORLD, WORLD, hop=NODE, bits=bits)
+        of = replace(cost, model=replace(cost.model, sharding=degrees))
+        executor = Simulated(of, expert_parallel=8, experts=experts)
+        assert executor.step(BATCH, plans).seconds > 0
+        profiles.append(ExpertProfile.of(executor.steps, BATCH, plans, of.gpus).forward)
+    assert profiles[0] == profiles[1]
 
 
 def test_a_profile_is_of_the_step_s_messages_and_matmuls() -> None:

@@ -96,6 +96,11 @@ def test_a_fault_has_line_and_column(line: int, changed: str, told: str) -> None
     [
         ("  tensor x[t]: copy", "  tensor x[t]: cpy", "column 16: it has 'cpy,' where it takes copy or sum or state"),
         ("  tensor x[t]: copy", "  tensor x[r]: copy", "column 12: there is no index r"),
+        (
+            "  tensor g1: state, layer, 12 bytes",
+            "  tensor g1: state, layer, -8 bytes",
+            "column 28: a value has -8 bytes; it takes at least 1",
+        ),
         ("  formula x[t] = w[t]", "  formula x[t] = w[t", "column 21: the formula has its end where it takes , or ]"),
         ("  makes w x", "  makes w xx", "column 11: there is no formula xx"),
         ("compute: compute z[", "compute: compute zz[", "column 20: there is no formula zz"),

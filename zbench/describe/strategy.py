@@ -193,7 +193,7 @@ class TrainingMemory(HostUse):
                 )
         if self.optimizer_on_hosts and sharding not in SHARDING[1:]:
             raise ValueError(
-                f"{told} sharding {sharding}; each parameter's optimizer state has to be in one host's memory, so it "
+                f"{told} sharding {sharding}; optimizer state on hosts is cut over all GPUs, as ZeRO cuts it, so it "
                 "takes sharding=zero1, zero2 or zero3"
             )
         if self.parameters_rest_on_hosts and stages != 1:

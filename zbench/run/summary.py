@@ -49,7 +49,15 @@ def about_words(own: RunCase, parts: Parts, done: Sequence[Run]) -> list[str]:
         else "rank and NIC sent and received what the simulator charges"
     )
     checks = [f"{systems}: {line}" for line in _checks(done, says)]
-    return [measured, *chosen, *_not_counted(parts), *_not_waited(own, parts), *checks, *_invalid(done)]
+    return [
+        measured,
+        *chosen,
+        *_not_counted(parts),
+        *_not_split(parts),
+        *_not_waited(own, parts),
+        *checks,
+        *_invalid(done),
+    ]
 
 
 def _across_steps(done: Sequence[Run]) -> list[str]:
@@ -147,6 +155,18 @@ def _not_counted(parts: Parts) -> list[str]:
     return [
         "What NICs send for is not told: attention's messages are counted, and bytes of parameters and gradients "
         "computed, as their collectives' messages are gloo's or NCCL's own; executor=torch_whole_step counts all."
+    ]
+
+
+def _not_split(parts: Parts) -> list[str]:
+    """Says so where ZeRO-1 is asked for and every rank has all of the optimizer's state."""
+    if not isinstance(parts.executor, Torch) or parts.model.sharding != "zero1" or parts.cluster.num_ranks == 1:
+        return []
+    if parts.executor.parameters == "sharded":
+        return []
+    return [
+        "sharding=zero1 is not split here: every rank has all of the optimizer's state and sends what sharding=none "
+        "does; executor=torch_whole_step splits it."
     ]
 
 

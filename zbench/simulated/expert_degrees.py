@@ -31,7 +31,6 @@ from zbench.simulator.steps.computes.sizes import Sizes
 from zbench.simulator.steps.least.traffic import LAYER, StepTraffic
 from zbench.simulator.steps.play import play_step
 from zbench.step.layers import is_gradient_of_experts, of_experts
-from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, QUEUES
 from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.step.passes.proven import ProvenSteps
@@ -104,7 +103,7 @@ class ExpertProfile:
                 at = int(np.argmax(first[0]))
                 start = max(0.0, float(second[0][at] - first[0][at]))
                 experts = LinearSeconds(start, max(0.0, float(first[0][at]) - start))
-                messages = _messages(one.layouts[a.layout], a, cost, steps.experts.tensor_parallel > 1)
+                messages = _messages(one, a, cost, steps.experts.tensor_parallel > 1)
                 found[name].append(ExpertLayerSeconds(messages[0], experts, *messages[1:]))
                 last = float(first[1].mean()) if name == "backward" else 0.0
                 dense += last
@@ -174,17 +173,18 @@ def _computing(step: Step, template: Template, plan: Plan, cost: Cost) -> tuple[
     return np.asarray(found[0], np.float64), np.asarray(found[1], np.float64)
 
 
-def _messages(layout: StepLayout, template: Template, cost: Cost, are_cut: bool) -> tuple[LinearSeconds, ...]:
-    """Returns the seconds of the messages to experts or from them, those of the busiest port: the mean of both ways;
-    and where experts are cut over GPUs, of what these gather from each other, and of what is summed on them, apart.
+def _messages(step: Step, template: Template, cost: Cost, are_cut: bool) -> tuple[LinearSeconds, ...]:
+    """Returns the seconds of a template's messages to experts or from them, those of the busiest port: the mean of both
+    ways; and where experts are cut over GPUs, of what these gather from each other, and of what is summed on them,
+    apart.
 
     Where a feed-forward goes by chunks of memory, each of them starts its own messages. As many runs of a form whose
     times are some of a start and some of the work take as long as one of so many starts and of all work.
     """
-    ops, cluster = template.operations, cost.cluster
+    layout, ops, cluster = step.layouts[template.layout], template.operations, cost.cluster
     back = any(is_gradient_of_experts(layout.formulas[number]) for number in template.formulas)
     sent = np.flatnonzero((ops.kind != COMPUTE) & (ops.queue == _QUEUE))
-    size = Sizes(layout, (template,)).moved(())[sent]
+    size = Sizes(layout, (template,)).moved(step.encodings)[sent]
     src, dst = ops.src[sent].astype(np.int64), ops.dst[sent].astype(np.int64)
     link = cluster.link_of(src, dst)
     seconds, latency = cost.transfer_seconds(size, link), cost.latency_seconds(link)

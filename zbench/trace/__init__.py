@@ -1,5 +1,5 @@
 """One simulated step as a Chrome trace, for Perfetto or chrome://tracing.
 
-step: all events of a step, and its file. ranks, stages: the events of ranks that hold all layers, and of groups that
-hold a part each. tracks: what is drawn where. file: how any trace, a measured one too, is written and found again.
+whole_step: the events of a step. named, words: what they are called. channels: which channel of a link a message is
+drawn on. tracks: what is drawn where. file: how any trace, a measured one too, is written and found again.
 """

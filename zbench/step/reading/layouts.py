@@ -127,7 +127,10 @@ def _tensor(part: PartialLayout, scanner: Scanner) -> None:
     scanner.take(",")
     layers = scanner.take(*LAYERS)
     scanner.take(",")
+    begin = scanner.at
     unit = scanner.integer("a number of bytes")
+    if unit < 1:
+        raise scanner.fault(f"a value has {unit} bytes; it takes at least 1", begin)
     scanner.take("bytes")
     scanner.take(",")
     scanner.take("home")
