@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zbench.describe.checks import is_whole
-from zbench.record.fields import shortened
+from zbench.record.fields import cut_short, shortened
 from zbench.runtime.checkpoints.manifest import FILES, Changed, check, open_manifest
 
 META, LAYOUT = "zbench.json", "layout.json"
@@ -19,7 +19,6 @@ PART = f"{META}.part"  # the first file of a checkpoint that is being written; i
 _OURS = (META, PART, LAYOUT, ".metadata", ".metadata.tmp", "__*_*.distcp")
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 _META_BYTES = 1 << 28  # far more than any manifest has
-_LONGEST = 60  # characters of a value in a sentence
 
 
 def unfinished(path: str) -> Path:
@@ -88,15 +87,9 @@ def check_same(path: str, run: Mapping[str, Any], untold: Mapping[str, Any] = NO
     theirs = {"mask": "causal", **untold, **checkpoint_description(path)["run"]}  # as all were before there were others
     for name, value in run.items():
         if theirs.get(name) != value:
-            had, has = (_short(one) for one in (theirs.get(name), value))
+            had, has = (cut_short(str(one)) for one in (theirs.get(name), value))
             why = ": check=exact computes in 8" if name == "element_bytes" else ""
             raise ValueError(f"resume is {path!r}; its run had {name} {had}, and this one has {has}{why}")
-
-
-def _short(value: Any) -> str:
-    """Returns a value for a sentence, cut where it is long."""
-    text = str(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def check_free(path: Any) -> None:
