@@ -186,7 +186,7 @@ def test_an_estimate_that_has_other_memory_than_the_verifier_is_found(
     """Planners would choose plans that are refused, or leave out plans that fit."""
     cost = replace(uneven, cluster=replace(uneven.cluster, device=replace(uneven.cluster.device, memory_bytes=memory)))
     monkeypatch.setattr(StepEstimate, "fits", lambda *_: memory < 1e6)
-    found = check_step(Ring(cost), lambda: Ring(cost), cost, Batch(np.array([100, 60]), 0, 0))
+    found = check_step(Ring(cost), lambda: Ring(cost), cost, Batch(np.array([4000, 3]), 0, 0))
     assert f"verified, it {told} its memory; estimated it is otherwise" in found.faults
 
 
