@@ -1,4 +1,4 @@
-"""Whether a run may go on from a checkpoint: what both have in common, and a sentence by the keys that users type."""
+"""The facts that a run shares with the checkpoint that it goes on from, in sentences by the keys that set them."""
 
 import json
 from collections.abc import Mapping
