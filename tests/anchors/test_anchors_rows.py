@@ -240,7 +240,7 @@ BAD = {
     "value missing": (f"{HEADER}\n{GOOD.rpartition(',')[0]}\n", "line 2: it has 6 values for 7 columns"),
     "value too many": (f"{HEADER}\n{GOOD},1\n", "line 2: it has 8 values for 7 columns"),
     "quote left open": (f'{HEADER}\n"{GOOD}\n', "it cannot be read as CSV"),
-    "long word": (f"{HEADER}\n{GOOD.replace('600.3', 'x' * 9999)}\n", f"tflops_per_gpu is '{'x' * 40}...'"),
+    "long word": (f"{HEADER}\n{GOOD.replace('600.3', 'x' * 9999)}\n", f"tflops_per_gpu is '{'x' * 56}..."),
     "empty": ("", "is empty"),
     "blank": ("\n \n", "is empty"),
     "only a header": (f"{HEADER}\n\n", "has no rows below its header"),

@@ -25,6 +25,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.plans.plan import Plan
 from zbench.simulated.executor import Simulated
+from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.ring import Ring
 
 SMALL = ["--models", "tiny,llama_7b", "--clusters", "local_2x2,one_gpu", "--tokens-per-gpu", "64"]
@@ -176,6 +177,17 @@ def test_what_is_too_large_is_out_of_memory_in_a_sentence(uneven: Cost) -> None:
     found = check_step(Ring(tight), lambda: Ring(tight), tight, batch)
     assert found.memory.startswith("rank ")
     assert found.faults == ()
+
+
+@pytest.mark.parametrize(("memory", "told"), [(80e9, "fits"), (2e5, "does not fit")])
+def test_an_estimate_that_has_other_memory_than_the_verifier_is_found(
+    memory: float, told: str, uneven: Cost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planners would choose plans that are refused, or leave out plans that fit."""
+    cost = replace(uneven, cluster=replace(uneven.cluster, device=replace(uneven.cluster.device, memory_bytes=memory)))
+    monkeypatch.setattr(StepEstimate, "fits", lambda *_: memory < 1e6)
+    found = check_step(Ring(cost), lambda: Ring(cost), cost, Batch(np.array([4000, 3]), 0, 0))
+    assert f"verified, it {told} its memory; estimated it is otherwise" in found.faults
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,8 @@ def test_equal_micro_batches_take_m_and_p_minus_1_of_a_stage(
 
 
 def test_the_bubble_grows_with_stages_and_its_share_shrinks_with_micro_batches() -> None:
-    """Of whole steps."""
+    """The bubble is the share of a whole step in which GPUs wait for other stages: with two and with four of them, of
+    one to eight micro-batches that have the same tokens together."""
     bubbles = []
     for pp in (2, 4):
         cost = without_network(job(4, 2, pp))

@@ -115,6 +115,23 @@ def test_bad_input_of_one_is_that_of_all(
     assert capsys.readouterr().out == "predicted: nothing was measured; not measured: wikipedia\n"
 
 
+def test_what_is_refused_leaves_no_folder_that_it_made(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither --out nor those above it; one that was there stays, and so does one with a record."""
+    ranks.code = 2
+    assert call(monkeypatch, "steps=none", "--out", "above/records") == 2
+    assert not (tmp_path / "above").exists()
+    (tmp_path / "above").mkdir()
+    assert call(monkeypatch, "steps=none", "--out", "above/records") == 2
+    assert list((tmp_path / "above").iterdir()) == []
+    ranks.code = 0
+    assert call(monkeypatch, "steps=2", "--workloads", "wikipedia", "--out", "above/records") == 0
+    ranks.code = 2
+    assert call(monkeypatch, "steps=none", "--out", "above/records") == 2
+    assert [one.name for one in (tmp_path / "above" / "records").iterdir()] == ["wikipedia.jsonl"]
+
+
 def test_without_a_gpu_nothing_is_measured_unless_a_cpu_is_to_do(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

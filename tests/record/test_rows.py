@@ -83,6 +83,21 @@ def test_a_row_holds_what_was_asked_for() -> None:
     assert (row["steps"], row["status"], row["step_seconds"], row["baseline"]) == (2, "finished", 3.0, "ring")
 
 
+@pytest.mark.parametrize(
+    ("choice", "changed", "told"),
+    [
+        ("hpz", {}, "hpz"),
+        ("hpz", {"window": 2}, "hpz"),
+        ("hpz", {"degrees.weights": 2}, "nested:2,2,2,world"),
+        (None, {}, "nested:2,2,2,world"),  # a record from before there were such choices
+    ],
+)
+def test_degrees_are_told_by_the_choice_that_has_them(choice: str | None, changed: dict[str, Any], told: str) -> None:
+    changes = {"model": {"num_layers": 3, "sharding": "nested:2,2,2,world"}, "sharding": changed}
+    line = start("a", RING, choices={"model": "tiny", "sharding": choice}, changes=changes)
+    assert label(line, "model") == f"tiny num_layers=3 sharding={told}"
+
+
 def test_label_without_changes() -> None:
     assert label(start("a", RING), "system") == "the_system"
 

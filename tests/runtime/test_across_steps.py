@@ -100,7 +100,9 @@ def plans_of(case: str, cost: Cost, batch: Batch) -> tuple[Plan, ...]:
 
 @dataclass
 class Trained:
-    """What a run came to. rests: by parameter, it and its moments whole, of all layers. last: what it ended with."""
+    """A run's results. steps: of each of its steps. rests: by parameter's name, the parameter and its two moments after
+    the last step, each put together from all ranks, of all layers. last: what the executor tells when it ends, as the
+    record's end has it; {} where nothing is updated behind the last step."""
 
     steps: list[StepResult]
     rests: Mapping[str, Sequence[Tensor]]
@@ -127,7 +129,8 @@ def trained(case: str, updates: str = ACROSS_STEPS, steps: Sequence[int] = range
 
 @cache
 def usual(case: str) -> Trained:
-    """As gradients come."""
+    """The same steps of a case where CPUs update as gradients come (memory.host_updates=as_gradients_come), as other
+    ways to update are compared with it; trained once for all tests."""
     return trained(case, AS_GRADIENTS_COME, warmup=0)
 
 

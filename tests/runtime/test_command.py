@@ -131,7 +131,7 @@ def test_a_checkpoint_is_resumed(tmp_path: Path) -> None:
     for words, told in (
         (("steps=2",), "steps is 2; resume="),
         (("steps=4", "seed=7"), "its run had seed 0, and this one has 7"),
-        (("steps=4", "model.ffn_hidden=100"), "its run had ffn_hidden 192, and this one has 100"),
+        (("steps=4", "model.ffn_hidden=100"), "its run had model.ffn_hidden 192, and this one has 100"),
     ):
         done = called(*common, *words, f"resume={folder}")
         assert done.returncode == 2, done.stderr

@@ -72,15 +72,15 @@ def test_others_are_refused_in_a_sentence(tmp_path: Path) -> None:
             TorchWholeStep(of, WORKLOAD, seed=3, resume=str(folder), **settings)
 
     for strategy, words in (
-        ({"tensor_parallel": 2, "sharding": "zero1"}, "its run had tensor_parallel 1, and this one has 2$"),
+        ({"tensor_parallel": 2, "sharding": "zero1"}, "its run had parallel.tensor_parallel 1, and this one has 2$"),
         (
             {"pipeline_parallel": 2, "micro_batches": 2, "sharding": "zero1"},
-            "its run had pipeline_parallel 1, and this one",
+            "its run had parallel.pipeline_parallel 1, and this one",
         ),
         ({"sharding": "zero2"}, "its run had sharding zero1, and this one has zero2$"),
     ):
         refused(words, cost_of(2, 2, **strategy))
-    refused("its run had lr .* and this one has 0.5$", optimizer={"lr": 0.5})
+    refused("its run had executor.optimizer.lr .* and this one has 0.5$", optimizer={"lr": 0.5})
     meta = json.loads((folder / META).read_text())
     files = meta.pop(FILES)
     told = {name: value for name, value in meta.items() if name != "sha256"}

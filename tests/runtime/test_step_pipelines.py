@@ -115,6 +115,24 @@ def assert_rests(found: Rests, wanted: Rests) -> None:
             assert float((mine - one).abs().max() / one.abs().max()) < 1e-12, name
 
 
+def changed(cost: Cost) -> list[tuple[StepResult, StepResult]]:
+    """Trains a step with each of CHANGING, and plays the same on the simulated clock; returns both results of every
+    step. They train what one process does, and what moves between two steps is what the clock sends."""
+    found, rests = trained(cost, CHANGING, warmup=1, check=CHECKS)
+    wanted, wanted_rests = alone(len(CHANGING))
+    assert [one.loss for one in found] == pytest.approx([one.loss for one in wanted], rel=1e-12)
+    assert_rests(rests, wanted_rests)
+    assert max(one.checks["exact"] for one in found) < 1e-12
+    assert ["switch" in one.phases for one in found] == [False, True, True, True, False, True, True]
+    simulated, pairs = Simulated(cost), []
+    for number, (one, shapes) in enumerate(zip(found, CHANGING, strict=True)):
+        batch = WORKLOAD.batch(number)
+        played = simulated.step(batch, plans_of(cost, batch, shapes))
+        assert one.nic_tx_for.get("switch") == played.nic_tx_for.get("switch")
+        pairs.append((one, played))
+    return pairs
+
+
 @pytest.mark.parametrize("strategy", [{"sharding": "zero1"}, {"sharding": "zero3", "recompute": "full"}])
 def test_pipelines_that_differ_are_exact_and_send_what_is_played(strategy: dict[str, str]) -> None:
     """On a node for each GPU all bytes go through NICs; reductions and gathers take other ways there, and as many."""
@@ -139,18 +157,9 @@ def test_pipelines_that_differ_are_exact_and_send_what_is_played(strategy: dict[
 def test_parameters_and_their_state_go_where_the_next_steps_pipelines_want_them(sharding: str) -> None:
     """check=bytes has what moved beside zbench.step.switch_law, of every rank; the simulated clock sends the same."""
     cost = cost_of(2, 2, MODEL, sharding=sharding)
-    found, rests = trained(cost, CHANGING, warmup=1, check=CHECKS)
-    wanted, wanted_rests = alone(len(CHANGING))
-    assert [one.loss for one in found] == pytest.approx([one.loss for one in wanted], rel=1e-12)
-    assert_rests(rests, wanted_rests)
-    assert max(one.checks["exact"] for one in found) < 1e-12
-    assert ["switch" in one.phases for one in found] == [False, True, True, True, False, True, True]
-    assert sum(found[1].nic_tx_for["switch"]) > 0  # a pipeline on each node had all, a GPU of it half of a layer's
-    simulated = Simulated(cost)
-    for number, (one, shapes) in enumerate(zip(found, CHANGING, strict=True)):
-        batch = WORKLOAD.batch(number)
-        played = simulated.step(batch, plans_of(cost, batch, shapes))
-        assert one.nic_tx_for.get("switch") == played.nic_tx_for.get("switch")
+    pairs = changed(cost)
+    assert sum(pairs[1][0].nic_tx_for["switch"]) > 0  # a pipeline on each node had all, a GPU of it half of a layer's
+    for (one, played), shapes in zip(pairs, CHANGING, strict=True):
         assert "switch" in one.phases or "switch" not in played.phases  # to forget something takes no simulated time
         assert one.phases.get("switch", 0.0) < one.seconds
         if shapes != [(1, 1), (1, 2)]:  # there a GPU computes no attention
@@ -172,18 +181,7 @@ def test_state_on_hosts_goes_where_the_next_steps_pipelines_want_it(
 ) -> None:
     """Ordinary steps have a host memory for each node, others a part of it for each GPU; of the last layer alone, what
     is on hosts and on GPUs moves beside each other."""
-    cost = with_hosts(cost_of(nodes, gpus, MODEL, sharding=sharding, offload="optimizer", optimizer_layers=layers))
-    found, rests = trained(cost, CHANGING, warmup=1, check=CHECKS)
-    wanted, wanted_rests = alone(len(CHANGING))
-    assert [one.loss for one in found] == pytest.approx([one.loss for one in wanted], rel=1e-12)
-    assert_rests(rests, wanted_rests)
-    assert max(one.checks["exact"] for one in found) < 1e-12
-    assert ["switch" in one.phases for one in found] == [False, True, True, True, False, True, True]
-    simulated = Simulated(cost)
-    for number, (one, shapes) in enumerate(zip(found, CHANGING, strict=True)):
-        batch = WORKLOAD.batch(number)
-        played = simulated.step(batch, plans_of(cost, batch, shapes))
-        assert one.nic_tx_for.get("switch") == played.nic_tx_for.get("switch")
+    changed(with_hosts(cost_of(nodes, gpus, MODEL, sharding=sharding, offload="optimizer", optimizer_layers=layers)))
 
 
 def with_hosts(cost: Cost) -> Cost:

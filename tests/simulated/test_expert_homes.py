@@ -77,7 +77,8 @@ def test_homes_by_name() -> None:
 
 
 def test_the_fastest_is_chosen_and_told() -> None:
-    """Of those as planned and the cheapest of the others."""
+    """With homes=fastest the steps of two choices are played, of the homes as planned and of the others that seem
+    cheapest before anything is played; the quicker one is taken, and the plan's notes have the seconds of both."""
     cost = given()
     (plan,) = in_expert_homes(Heap(cost), cost, strategy(FASTEST)).plan(BATCH)
     each = {

@@ -157,7 +157,10 @@ def test_some_layers_of_a_run() -> None:
 def test_numbers_of_layers_that_cannot_be_are_one_sentence() -> None:
     with pytest.raises(ValueError, match=r"^recompute.layers is 9; a stage of eight has 8 of its layers, so it"):
         Simulated(cost_of(ROOM, recompute_layers=9))
-    told = r"it takes a whole number from 1 to 16777216, a list of one for each stage, as in \[4,2\], all or auto"
+    told = (
+        "it takes a whole number from 1 to the model's number of layers, "
+        r"a list of one for each stage, as in \[4,2\], all or auto"
+    )
     with pytest.raises(ValueError, match=rf"^recompute.layers is -1; {told}$"):
         Recompute("full", -1)
     with pytest.raises(ValueError, match=rf"^recompute.layers is 0; {told} \(recompute=none recomputes in none\)$"):

@@ -18,6 +18,7 @@ from zbench.correctness.steps.interpreter import StepInterpreter
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.cost.cost import Cost
 from zbench.describe.degrees import WORLD, ShardDegrees, TransferBits
+from zbench.describe.exchanges import UNCUT, TokenSlices
 from zbench.describe.model import Model
 from zbench.describe.overlap import END, StepOverlap
 from zbench.plans.plan import Plan
@@ -28,6 +29,7 @@ from zbench.step.passes.memory.at_hosts import HostLayers
 from zbench.step.passes.memory.last_update import begun_gradients, last_update
 from zbench.step.passes.memory.optimizer_on_hosts import with_optimizer_on_hosts
 from zbench.step.passes.memory.resting_step import resting_step
+from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.reading.read import read_step
 from zbench.step.template import ACROSS, Step
 from zbench.step.text import step_text
@@ -41,14 +43,22 @@ def both(step: Step, each: int, counts: tuple[int, int, int]) -> tuple[Step, Ste
     return first, settled
 
 
-def judge(first: Step, settled: Step, plans: Sequence[Plan], degree: int, model: Model, **given: object) -> None:
+def judge(
+    first: Step,
+    settled: Step,
+    plans: Sequence[Plan],
+    degree: int,
+    model: Model,
+    experts: ExpertParallel = TOGETHER,
+    slices: TokenSlices = UNCUT,
+) -> None:
     """A first step is right, and so is the last update; together they send what a step in the midst does, and what is
-    left between steps has a text."""
+    left between steps has a text. experts, slices: as tests.helpers.steps.execute has them."""
     last = last_update(settled)
     for one in (first, last):
         assert (fault(one), unrolled_fault(one)) == ("", "")
         assert step_text(read_step(step_text(one))) == step_text(one)
-    assert execute(first, list(plans), degree, model, **given) < 1e-12  # type: ignore[arg-type]
+    assert execute(first, list(plans), degree, model, experts, slices) < 1e-12
     assert updated(last, model) < 1e-12
     for one, begin, end in zip(*map(stated_bytes, (settled, first, last)), strict=True):
         pairs = {queue: [side.get(queue, (0, 0)) for side in (begin, end)] for queue in one}

@@ -3,11 +3,9 @@
 from dataclasses import replace
 from functools import cache
 
-import numpy as np
 import pytest
 
-from tests.helpers.steps import EXPERTS, MODEL, execute, fault, plan_of
-from zbench.correctness.steps.mutate import KINDS, step_mutant
+from tests.helpers.steps import EXPERTS, MODEL, execute, fault, plan_of, rejected_mutants
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.describe.model import Model
 from zbench.describe.overlap import ALL, BACKWARD, END, StepOverlap
@@ -78,15 +76,7 @@ def test_exact_and_with_the_bytes_of_a_reduction_a_layer(number: int) -> None:
 @pytest.mark.parametrize("number", [0, 3, 8])
 def test_mutants(number: int) -> None:
     """The proof and the unrolled walk agree, and what they accept comes out right."""
-    step, rng, rejected = case(number)[0], np.random.default_rng(number), 0
-    for at in range(16):
-        if (broken := step_mutant(step, KINDS[at % len(KINDS)], rng)) is None:
-            continue
-        told = fault(broken)
-        assert bool(told) == bool(unrolled_fault(broken)), told
-        rejected += bool(told)
-        assert told or error(number, broken) < 1e-12
-    assert rejected > 6
+    assert rejected_mutants(case(number)[0], number, 16, lambda broken: error(number, broken)) > 6
 
 
 @pytest.mark.parametrize("number", [0, 3, 8])

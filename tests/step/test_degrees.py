@@ -8,8 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from tests.helpers.steps import EXPERTS, MODEL, execute, fault, plan_of
-from zbench.correctness.steps.mutate import KINDS, step_mutant
+from tests.helpers.steps import EXPERTS, MODEL, execute, fault, plan_of, rejected_mutants
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.describe.degrees import WORLD, ShardDegrees
 from zbench.describe.model import Model
@@ -139,15 +138,7 @@ def test_text_reads_back_and_mutants_are_found() -> None:
     text = step_text(step)
     assert step_text(read_step(text)) == text
     assert ", homes every 2" in text
-    rng, judged = np.random.default_rng(3), 0
-    for number in range(60):
-        mutant = step_mutant(step, KINDS[number % len(KINDS)], rng)
-        if mutant is not None:
-            said = fault(mutant)
-            assert (said == "") == (unrolled_fault(mutant) == "")
-            assert said or execute(mutant, plans, 1) < 1e-12
-            judged += bool(said)
-    assert judged > 15
+    assert rejected_mutants(step, 3, 60, lambda broken: execute(broken, plans, 1)) > 15
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,10 @@
 from dataclasses import replace
 from fractions import Fraction
 
-import numpy as np
 import pytest
 
-from tests.helpers.steps import EXPERTS, MODEL, execute, fault
+from tests.helpers.steps import EXPERTS, MODEL, execute, fault, rejected_mutants
 from tests.step.test_degrees import NESTED, plans_of, received
-from zbench.correctness.steps.mutate import KINDS, step_mutant
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.describe.degrees import WORLD, ShardDegrees, TransferBits
 from zbench.describe.model import Model
@@ -119,15 +117,7 @@ def test_text_reads_back_and_mutants_are_found() -> None:
     text = step_text(step)
     assert step_text(read_step(text)) == text
     assert {"fetch", "fetch_others", "fetch_backward"} <= {one.name for one in step.templates}
-    rng, judged = np.random.default_rng(3), 0
-    for number in range(60):
-        mutant = step_mutant(step, KINDS[number % len(KINDS)], rng)
-        if mutant is not None:
-            said = fault(mutant)
-            assert (said == "") == (unrolled_fault(mutant) == "")
-            assert said or execute(mutant, plans, 1, THREE) < 1e-12
-            judged += bool(said)
-    assert judged > 15
+    assert rejected_mutants(step, 3, 60, lambda broken: execute(broken, plans, 1, THREE)) > 15
 
 
 def test_a_forward_that_finds_copies_and_gathers_from_all_is_found() -> None:

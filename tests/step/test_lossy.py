@@ -6,9 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.helpers.steps import EXPERTS, MODEL, execute, fault
+from tests.helpers.steps import EXPERTS, MODEL, execute, fault, rejected_mutants
 from tests.step.test_degrees import into_nodes, plans_of
-from zbench.correctness.steps.mutate import KINDS, step_mutant
 from zbench.correctness.steps.quantised import after_transfer
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.describe.degrees import WORLD, ShardDegrees, TransferBits
@@ -97,14 +96,7 @@ def test_text_reads_back_and_mutants_are_found() -> None:
     assert step_text(read_step(text)) == text
     assert "encoding weights_int8: 8 bits, blocks of 16, lossy" in text
     assert "encoding gradients_int4: 4 bits of 4 bytes, blocks of 16, lossy" in text
-    rng, judged = np.random.default_rng(3), 0
-    for number in range(40):
-        mutant = step_mutant(step, KINDS[number % len(KINDS)], rng)
-        if mutant is not None:
-            said = fault(mutant)
-            assert (said == "") == (unrolled_fault(mutant) == "")
-            judged += bool(said)
-    assert judged > 10
+    assert rejected_mutants(step, 3, 40) > 10
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -19,8 +19,8 @@ from zbench.correctness.adversarial import KINDS
 from zbench.correctness.combinations import GROUPS, Combination, Combinations, choices
 from zbench.correctness.cover import pairwise_cover
 from zbench.correctness.reference.byte_law import Bytes, step_traffic
-from zbench.correctness.reference.judge import charged_bytes
-from zbench.correctness.reference.step_check import same_plan, step_faults
+from zbench.correctness.reference.judge import charged_bytes, played_fault
+from zbench.correctness.reference.step_check import has_whole_step, same_plan, step_faults
 from zbench.correctness.strategy_choices import StrategyChoice
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
@@ -81,6 +81,22 @@ def assert_correct(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> None:
         assert plan.num_ranks == cost.cluster.num_ranks
         assert plan.num_heads == cost.model.num_heads
     assert_bytes_by_law(plans, cost)
+
+
+@every_system
+@settings(max_examples=3)
+@given(st.data())
+def test_whole_steps_of_drawn_cases_are_sound(which: Variant, data: st.DataObject) -> None:
+    """Fewer and smaller ones than have their plans verified, as a whole step takes many times as long."""
+    cost, batch, system = drawn(data, which, most=2000, nodes=3, gpus=3)
+    assert_sound(batch, system.plan(batch), cost)
+
+
+def assert_sound(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> None:
+    """The whole step that plans become, where there is one, is proven and played; its seconds and memory are possible,
+    and attention sends what the law says."""
+    if has_whole_step(plans, cost):
+        assert played_fault(batch, plans, cost) == ""
 
 
 def assert_bytes_by_law(plans: tuple[Plan, ...], cost: Cost) -> Bytes:

@@ -13,6 +13,7 @@ from typing import Any
 
 from zbench.anchors.anchor import Row
 from zbench.describe.units import with_noun
+from zbench.record.fields import shortened
 
 COLUMNS = ("hw", "mask", "pass", "cp_size", "seqlen_per_rank", "method", "tflops_per_gpu")
 PASSES = ("fwd", "bwd")
@@ -61,10 +62,10 @@ def measured_row(row: Row) -> MeasuredRow:
         ValueError: a value is not what its column takes; the message begins with the column.
     """
     if row["pass"].lower() not in PASSES:
-        raise ValueError(f"pass is {_short(row['pass'])}; it takes fwd or bwd")
+        raise ValueError(f"pass is {shortened(row['pass'])}; it takes fwd or bwd")
     for name in ("hw", "mask", "method"):
         if not 1 <= len(row[name]) <= LONGEST_NAME:
-            raise ValueError(f"{name} is {_short(row[name])}; it takes a name of 1 to {LONGEST_NAME} characters")
+            raise ValueError(f"{name} is {shortened(row[name])}; it takes a name of 1 to {LONGEST_NAME} characters")
     cp_size = _whole("cp_size", row["cp_size"], MOST_GPUS)
     seqlen = _whole("seqlen_per_rank", row["seqlen_per_rank"], MOST_TOKENS)
     if cp_size * seqlen > MOST_TOKENS:
@@ -144,7 +145,7 @@ def _whole(name: str, text: str, most: int) -> int:
     except ValueError:
         value = 0
     if not 1 <= value <= most:
-        raise ValueError(f"{name} is {_short(text)}; it takes a whole number from 1 to {most}")
+        raise ValueError(f"{name} is {shortened(text)}; it takes a whole number from 1 to {most}")
     return value
 
 
@@ -154,10 +155,5 @@ def _number(name: str, text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise ValueError(f"{name} is {_short(text)}; it takes a number above 0, TFLOP/s of a GPU")
+        raise ValueError(f"{name} is {shortened(text)}; it takes a number above 0, TFLOP/s of a GPU")
     return value
-
-
-def _short(text: str) -> str:
-    """Returns the text as it is shown in an error, cut where it is long."""
-    return repr(text if len(text) <= 40 else text[:40] + "...")

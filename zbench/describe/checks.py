@@ -10,6 +10,7 @@ from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN, bracketed
 FEWEST = "auto"  # of layers of which something waits in host memory: as few as a micro-batch fits with
 CHOSEN = "auto"  # in place of another number of layers: the one of which a step takes least time, of those that fit
 MOST = 2**24  # of every size and count: a judgement, above any model's, so that a wrong number is told as one
+_LAYERS = "a whole number from 1 to the model's number of layers"  # which a strategy does not know by itself
 MOST_TEMPERATURE = 1000  # of a router: with more, logits of float32 are alike to three digits: a judgement
 MOST_SLOWDOWN = 100.0  # of computes beside messages: far above anything measured
 
@@ -83,13 +84,13 @@ def check_recompute_layers(layers: int | str | Sequence[int]) -> None:
     auto."""
     if isinstance(layers, list | tuple):
         if not all(is_whole(one) and 0 <= one <= MOST for one in layers) or not any(layers):
-            told = f"it takes whole numbers from 0 to {MOST}, one a stage and not all of them 0"
+            told = "it takes whole numbers from 0 to a stage's number of layers, one a stage and not all of them 0"
             raise ValueError(f"recompute.layers is {bracketed(layers)}; {told}")
     elif layers not in (ALL_LAYERS, CHOSEN) and not (is_whole(layers) and 1 <= layers <= MOST):
         none = " (recompute=none recomputes in none)" if layers == 0 else ""
         raise ValueError(
-            f"recompute.layers is {layers!r}; it takes a whole number from 1 to {MOST}, a list of one for each stage, "
-            f"as in [4,2], {ALL_LAYERS} or {CHOSEN}{none}"
+            f"recompute.layers is {layers!r}; it takes {_LAYERS}, a list of one for each stage, as in [4,2], "
+            f"{ALL_LAYERS} or {CHOSEN}{none}"
         )
 
 
@@ -97,9 +98,7 @@ def check_offload_layers(layers: int | str, some: bool) -> None:
     """Raises ValueError unless `layers` is a number of layers of which something may wait in host memory, or all, or
     auto. some: whether anything of layers waits there; else it has to be all."""
     if layers not in (ALL_LAYERS, FEWEST) and not (is_whole(layers) and 1 <= int(layers) <= MOST):
-        raise ValueError(
-            f"memory.offload_layers is {layers!r}; it takes a whole number from 1 to {MOST}, {ALL_LAYERS} or {FEWEST}"
-        )
+        raise ValueError(f"memory.offload_layers is {layers!r}; it takes {_LAYERS}, {ALL_LAYERS} or {FEWEST}")
     if layers != ALL_LAYERS and not some:
         raise ValueError(
             f"memory.offload_layers is {layers}; without inputs or activations of layers in memory.offload it takes "
@@ -142,10 +141,7 @@ def check_on_hosts(optimizer: int | str, parameters: int | str, updates: tuple[s
         ("parameter_layers", parameters, (NOWHERE, ALL_LAYERS, CHOSEN)),
     ):
         if value not in words and not (is_whole(value) and 1 <= value <= MOST):
-            raise ValueError(
-                f"memory.{key} is {value!r}; it takes a whole number from 1 to {MOST}, {', '.join(words[:-1])} or "
-                f"{words[-1]}"
-            )
+            raise ValueError(f"memory.{key} is {value!r}; it takes {_LAYERS}, {', '.join(words[:-1])} or {words[-1]}")
     if when not in HOST_UPDATES:
         raise ValueError(
             f"memory.host_updates is {when!r}; it takes {', '.join(HOST_UPDATES[:-1])} or {HOST_UPDATES[-1]}"

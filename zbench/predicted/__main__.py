@@ -16,7 +16,8 @@ from zbench.console.command import Parser, loading, ran
 with loading(__name__):
     import shlex
     import subprocess
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from contextlib import contextmanager, suppress
     from dataclasses import dataclass
     from pathlib import Path
     from statistics import fmean, median
@@ -106,26 +107,44 @@ def _main() -> int:
     names = asked.workloads.split(",")
     if wrong := [name for name in names if name not in WORKLOADS]:
         raise ValueError(f"--workloads has {wrong[0]!r}; it takes {', '.join(WORKLOADS)}")
-    try:
-        asked.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--out is {str(asked.out)!r}; it takes a folder: {error.strerror}") from error
     own = [] if asked.config_dir is None else ["--config-dir", asked.config_dir]
     rows, failed = [], []
-    for name in names:
-        path = asked.out / f"{name}.jsonl"
-        words = [*own, "experiment=one_gpu", *WORKLOADS[name], *asked.overrides, f"out={path}"]
-        run = _finished(path, words)
-        if run is None:
-            if _measure(path, words) == BAD_INPUT:  # which it has told, and would be the next one's too
-                return BAD_INPUT
+    with _folder(asked.out):
+        for name in names:
+            path = asked.out / f"{name}.jsonl"
+            words = [*own, "experiment=one_gpu", *WORKLOADS[name], *asked.overrides, f"out={path}"]
             run = _finished(path, words)
-        if run is None:
-            failed.append(name)
-        else:
-            rows.append(row(name, run, asked.trust))
+            if run is None:
+                if _measure(path, words) == BAD_INPUT:  # which it has told, and would be the next one's too
+                    return BAD_INPUT
+                run = _finished(path, words)
+            if run is None:
+                failed.append(name)
+            else:
+                rows.append(row(name, run, asked.trust))
     _print(rows, failed)
     return 1 if failed else 0
+
+
+@contextmanager
+def _folder(path: Path) -> Iterator[None]:
+    """Makes a folder and those above it, to write there; those that were made and are empty in the end are removed, so
+    that a command that is refused leaves nothing.
+
+    Raises:
+        ValueError: it cannot be made.
+    """
+    try:
+        made = [one for one in (path, *path.parents) if not one.exists()]  # the deepest first
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out is {str(path)!r}; it takes a folder: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # not empty, or gone already: it stays as it is
+            for one in made:
+                one.rmdir()
 
 
 def _measure(path: Path, words: Sequence[str]) -> int:

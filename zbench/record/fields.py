@@ -54,7 +54,11 @@ def shortened(value: Any) -> str:
     """Returns a value for a sentence, cut where it is long."""
     if value is _MISSING:
         return "missing"
-    text = repr(value)
+    return cut_short(repr(value))
+
+
+def cut_short(text: str) -> str:
+    """Returns a text for a sentence, cut where it is long."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 

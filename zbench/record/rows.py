@@ -9,6 +9,7 @@ from dataclasses import asdict
 from statistics import mean
 from typing import Any
 
+from zbench.describe.degrees import NESTED
 from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.describe.worlds import NOMINAL
 from zbench.record.flops import Facts
@@ -53,10 +54,16 @@ def rows(runs: Sequence[Run], convention: str = "zbench") -> list[Row]:
 
 
 def label(start: Line, group: str) -> str:
-    """Writes a group's choice and what was changed in it: 'a800_4x8 num_nodes=16'."""
+    """Writes a group's choice and what was changed in it: 'a800_4x8 num_nodes=16'. Nested degrees of sharding are told
+    by the choice that has them, 'llama_7b sharding=hpz', where these are its own."""
     config = start["config"]
-    changed = config.get("changes", {}).get(group, {})
-    return " ".join([str(config.get("choices", {}).get(group)), *(f"{key}={value}" for key, value in changed.items())])
+    choices, changes = config.get("choices", {}), config.get("changes", {})
+    changed = dict(changes.get(group, {}))
+    has_degrees = str(changed.get("sharding", "")).startswith(f"{NESTED}:")
+    own = any(key.split(".")[0] in ("strategy", "degrees", "bits") for key in changes.get("sharding", {}))
+    if has_degrees and not own and choices.get("sharding"):
+        changed["sharding"] = choices["sharding"]
+    return " ".join([str(choices.get(group)), *(f"{key}={value}" for key, value in changed.items())])
 
 
 def told_keys(config: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from zbench.describe.units import with_noun
 from zbench.interfaces.protocols import Ready, Workload
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
-from zbench.runtime.checkpoints.folder import Hold, check_files, check_free, check_same, checkpoint_description
+from zbench.runtime.checkpoints.folder import Hold, check_files, check_free, checkpoint_description
+from zbench.runtime.checkpoints.same_run import check_same
 from zbench.runtime.checkpoints.whole_steps import check_of_attention
 from zbench.runtime.driver import (
     LIMITS,

@@ -11,7 +11,8 @@ import numpy as np
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_whole_number, is_whole
 from zbench.plans.plan import Plan
-from zbench.runtime.checkpoints.folder import Hold, check_files, check_free, check_same, checkpoint_description
+from zbench.runtime.checkpoints.folder import Hold, check_files, check_free, checkpoint_description
+from zbench.runtime.checkpoints.same_run import check_same
 from zbench.runtime.checkpoints.whole_steps import resting_then
 from zbench.runtime.job.step_job import UNTOLD, Sizes, StepJob, StepReport
 from zbench.runtime.measured_steps import RanPart

@@ -64,6 +64,15 @@ def stated_bytes(step: Step, rows: Rows | None = None) -> list[Bytes]:
     return [{name: (sent, received) for name, (sent, received) in one.items()} for one in found]
 
 
+def sent_by_queue(each: Iterable[Mapping[str, tuple[int, int]]]) -> dict[str, int]:
+    """Returns the bytes that all GPUs send together, by queue. each: the bytes of every GPU."""
+    found = dict[str, int]()
+    for one in each:
+        for queue, (sent, _) in one.items():
+            found[queue] = found.get(queue, 0) + sent
+    return found
+
+
 def _pipeline(step: Step, place: int) -> list[StageStart]:
     """Returns the stages of the pipeline that a place is in."""
     lead = max(one.place for one in step.stages if one.layer == 0 and one.place <= place)

@@ -116,7 +116,7 @@ def _dense(lengths: tuple[int, ...], model: Model) -> tuple[Tensors, Results]:
 def _running(batch: Batch, plans: Plans, cost: Cost) -> str:
     """Simulates the plans' whole step and compiles them for every rank; returns what goes wrong, "" if nothing."""
     try:
-        if has_whole_step(plans, cost) and (fault := _played_fault(batch, plans, cost)):
+        if has_whole_step(plans, cost) and (fault := played_fault(batch, plans, cost)):
             return fault
         if plans[0].pipelines is not None:
             return ""
@@ -133,8 +133,13 @@ def _running(batch: Batch, plans: Plans, cost: Cost) -> str:
     return ""
 
 
-def _played_fault(batch: Batch, plans: Plans, cost: Cost) -> str:
-    """Plays the whole step of plans, and returns what is wrong with its account of seconds, bytes and memory."""
+def played_fault(batch: Batch, plans: Plans, cost: Cost) -> str:
+    """Builds, proves and plays the whole step of plans, and returns what is wrong with its account of seconds, bytes
+    and memory, "" if nothing.
+
+    Raises:
+        zbench.step.proof.prove.StepError: the step is wrong.
+    """
     executor = Simulated(cost)
     step = executor.built(batch, plans)
     played = play_step(step, plans_of_layouts(plans), cost.gpus)

@@ -17,6 +17,7 @@ from zbench.interfaces.result import StepResult
 from zbench.plans.plan import COLUMNS, WAITS, Plan
 from zbench.proof.verify import OutOfMemory, verify_step
 from zbench.simulated.executor import Simulated
+from zbench.simulator.estimate.step import StepEstimate
 
 _NO_ROOM = re.compile(
     r"(?:rank|stack|tensor-parallel group) \d+ needs [\d.]+ GiB(?: on (?:each|one) of its GPUs)?, an? .+ has [\d.]+ GiB"
@@ -62,6 +63,8 @@ def check_step(
         memory = str(error)
         if not _NO_ROOM.fullmatch(memory):
             faults.append(f"out of memory is told so: {memory}")
+    if StepEstimate(cost).fits(batch, plans) != (not memory):  # by which planners choose among plans
+        faults.append(f"verified, it {'does not fit' if memory else 'fits'} its memory; estimated it is otherwise")
     if has_whole_step(plans, cost):
         result = Simulated(cost, **strategy.arguments).step(batch, plans)
         faults += step_faults(result, cost)

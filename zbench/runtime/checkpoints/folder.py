@@ -4,10 +4,8 @@ import fcntl
 import json
 import os
 import stat
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from zbench.describe.checks import is_whole
@@ -17,9 +15,7 @@ from zbench.runtime.checkpoints.manifest import FILES, Changed, check, open_mani
 META, LAYOUT = "zbench.json", "layout.json"
 PART = f"{META}.part"  # the first file of a checkpoint that is being written; it becomes META when all others are there
 _OURS = (META, PART, LAYOUT, ".metadata", ".metadata.tmp", "__*_*.distcp")
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 _META_BYTES = 1 << 28  # far more than any manifest has
-_LONGEST = 60  # characters of a value in a sentence
 
 
 def unfinished(path: str) -> Path:
@@ -77,26 +73,6 @@ def check_files(path: str) -> None:
         raise ValueError(f"resume is {path!r}; its checkpoint {error}") from error
     except OSError as error:
         raise ValueError(f"resume is {path!r}; its checkpoint cannot be read: {error.strerror}") from error
-
-
-def check_same(path: str, run: Mapping[str, Any], untold: Mapping[str, Any] = NOTHING) -> None:
-    """Refuses to go on from the checkpoint of another run. untold: what older checkpoints have without saying it.
-
-    Raises:
-        ValueError: something differs; the message says what.
-    """
-    theirs = {"mask": "causal", **untold, **checkpoint_description(path)["run"]}  # as all were before there were others
-    for name, value in run.items():
-        if theirs.get(name) != value:
-            had, has = (_short(one) for one in (theirs.get(name), value))
-            why = ": check=exact computes in 8" if name == "element_bytes" else ""
-            raise ValueError(f"resume is {path!r}; its run had {name} {had}, and this one has {has}{why}")
-
-
-def _short(value: Any) -> str:
-    """Returns a value for a sentence, cut where it is long."""
-    text = str(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def check_free(path: Any) -> None:

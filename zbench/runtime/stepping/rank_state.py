@@ -19,32 +19,38 @@ from zbench.step.template import Items
 class RankState:
     """The state of a rank between two steps. prepared: a step that begins with it, in a round what that ends with.
     stores: of the rank's places. updates: of the optimizer so far, in a round the worker's own. late: the ends of
-    rounds whose averages are under way."""
+    rounds whose averages are under way. to_fill: whether there is room to make for what the rank lacks, which a
+    checkpoint that is loaded then fills; a checkpoint that is written lacks nothing."""
 
     rank: int
     prepared: PreparedStep
     stores: Mapping[int, Store]
     updates: int = 0
     late: Sequence[PreparedStep] = ()
+    to_fill: bool = False
 
     def state(self) -> dict[str, Tensor]:
-        """Returns all of it by name, each rank's under names of its own; waits for the average under way."""
+        """Returns all of it by name, each rank's under names of its own; waits for the average under way.
+
+        Raises:
+            zbench.runtime.handlers.store.Lacking: something is not there, and there is nothing to fill.
+        """
         found = {self._updates: torch.tensor([self.updates])}
         for name, key, of, places, (first, second) in self._items():
             store = self.stores[places[0]]
-            there = key in store.held
-            for field, (_, dtype) in enumerate(of.fields):
-                found[f"{name}.{field}"] = (
-                    store.read(key, of, first, second)[field].contiguous()
-                    if there
-                    else torch.zeros(of.shape(field, first, second), dtype=dtype, device=store.device)
-                )
+            if key not in store.held and self.to_fill:
+                shapes = [(of.shape(at, first, second), dtype) for at, (_, dtype) in enumerate(of.fields)]
+                rooms = [torch.zeros(shape, dtype=dtype, device=store.device) for shape, dtype in shapes]
+                found |= {f"{name}.{at}": one for at, one in enumerate(rooms)}
+                continue
+            for at, one in enumerate(store.read(key, of, first, second)):  # which says what is lacking
+                found[f"{name}.{at}"] = one.contiguous()
         return found
 
     @staticmethod
     def loaded(path: str, rank: int, prepared: PreparedStep, device: torch.device) -> "RankState":
         """Returns the state that a checkpoint has. Collective."""
-        found = RankState(rank, prepared, {place: Store(device) for place in prepared.places})
+        found = RankState(rank, prepared, {place: Store(device) for place in prepared.places}, to_fill=True)
         load_checkpoint(path, found)
         return found
 

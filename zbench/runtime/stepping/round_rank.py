@@ -127,7 +127,7 @@ class RoundRank(SteppingRank):
     def load(self, path: str, whole: Step, late: Sequence[FragmentEnd]) -> None:
         """Takes over a checkpoint. whole, late: as of save."""
         self.board.wait("a checkpoint")
-        kept = self._kept(whole, late)
+        kept = self._kept(whole, late, to_fill=True)  # averages under way are not here before
         load_checkpoint(path, kept)
         self.updates = kept.updates
         self._take_out(kept, late)
@@ -142,10 +142,10 @@ class RoundRank(SteppingRank):
         if keys:
             self.aside[fragment] = self.outer.stores[self.rank].set_aside(keys)
 
-    def _kept(self, whole: Step, late: Sequence[FragmentEnd]) -> RankState:
+    def _kept(self, whole: Step, late: Sequence[FragmentEnd], to_fill: bool = False) -> RankState:
         prepared = PreparedStep.of(whole, self.rank, self.outer.machine, (), ())
         arriving = [self._prepared_end(one) for one in late]
-        return RankState(self.rank, prepared, self.outer.stores, self.updates, arriving)
+        return RankState(self.rank, prepared, self.outer.stores, self.updates, arriving, to_fill)
 
     def _take_out(self, kept: RankState, late: Sequence[FragmentEnd]) -> None:
         """Takes all averages under way out of the store, each by itself."""
