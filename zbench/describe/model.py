@@ -254,9 +254,15 @@ class Model(StagedLayers, LayersOnHosts, LayerParameters, ExpertLayers):
         return self.dense_layers * sizes(self.dense_layer) + (self.num_layers - self.dense_layers) * sizes(self)
 
     @property
+    def has_two_tables(self) -> bool:
+        """Whether the first and the last of several stages have a table each, which tied embeddings keep equal."""
+        return self.tied_embeddings and self.pipeline_parallel > 1
+
+    @property
     def kind_of_head(self) -> str:
-        """The head: "words", "value", or "tied" where scores of words are by the embedding table."""
-        return TIED if self.tied_embeddings else self.head
+        """The head: "words", "value", or "tied" where scores of words are by the embedding table. On a stage of its own
+        the head has a table of its own, so it is of words then."""
+        return TIED if self.tied_embeddings and not self.has_two_tables else self.head
 
     @property
     def head_outputs(self) -> int:

@@ -60,14 +60,9 @@ def stage_starts(model: Model, stages: int, places: int) -> tuple[StageStart, ..
     larger by one. places: of a stage.
 
     Raises:
-        ValueError: there are fewer layers than stages, or one table is for the first and the last stage.
+        ValueError: there are fewer layers than stages.
     """
     num_layers = model.num_layers
-    if stages > 1 and model.tied_embeddings:
-        raise ValueError(
-            f"model.tied_embeddings is True, as of {model.name}; with {stages} pipeline stages the table would be on "
-            "two of them, and a step takes models with False"
-        )
     if not 1 <= stages <= num_layers:
         raise ValueError(f"the number of pipeline stages is {stages}; it takes 1 to model.num_layers, {num_layers}")
     first = accumulate(model.with_stages(stages).layers_of_stages[:-1], initial=0)
