@@ -97,10 +97,17 @@ class ProvenSteps:
                     f"{most}, {words}"
                 )
         places = self.num_gpus // self.stages
-        stage_starts(model, self.stages, places)  # refuses a number of stages, and tied embeddings
+        stage_starts(model, self.stages, places)  # refuses a number of stages
         self._check_collectives(places)
         laid = model.with_stages(self.stages)
         laid.check_stages()
+        if laid.has_two_tables and (model.layers_updated_on_hosts or model.parameters_rest_on_hosts):
+            what = "optimizer state" if model.layers_updated_on_hosts else "parameters"
+            raise ValueError(
+                f"model.tied_embeddings is True, as of {model.name}; with {self.stages} pipeline stages two tables are "
+                f"updated as one, on GPUs, and memory has {what} on hosts: take models with False, 1 stage, or no "
+                f"{what} there"
+            )
         self._check_offload_layers(max(laid.layers_of_stages))
         if model.offload_tokens != ALL_LAYERS and model.num_experts > 1 and experts.routing != DRAWN:
             raise ValueError(
@@ -196,7 +203,7 @@ class ProvenSteps:
         """The parameters on the GPUs of a stage."""
         groups, zero = self.num_gpus // self.stages // self.tensor_parallel, zero_of(self.model)
         degrees = self.tensor_parallel, zero, self.overlap, self.experts.degree
-        return ShardedParameters(self.model, groups, *degrees, self.workers)
+        return ShardedParameters(self.model.with_stages(self.stages), groups, *degrees, self.workers)
 
     def with_chunks(self, chunks: ExpertChunks) -> "ProvenSteps":
         """Returns the steps in which tokens go to experts in these chunks."""
@@ -253,9 +260,9 @@ class ProvenSteps:
         step = self._in_levels(whole_step(model, plans, degree, zero, overlap, again, experts, self.stages))
         if model.uses_hosts:
             assert self.cluster is not None, "whoever runs steps says on what"
-            most = [model.offloaded_layers(model.num_layers)] * len(step.layouts)
-            layers = most if self.offloaded is None else self.offloaded
             sent = [one.sent for one in self.parts(batch, plans)] if shares else []
+            most = [model.offloaded_layers(model.num_layers)] * (len(sent) or len(step.layouts))
+            layers = most if self.offloaded is None else self.offloaded
             step = with_host_memory(step, model, self.cluster.gpus_per_node, layers, sent, self.begun)
             check_host_room(step, model, self.cluster)
         return step
