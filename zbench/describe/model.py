@@ -291,6 +291,11 @@ class Model(StagedLayers, LayersOnHosts, LayerParameters, ExpertLayers):
         return self.of_all_layers(lambda model: model.layer_params) + self.table_params + head + self.hidden
 
     @property
+    def placed_params(self) -> int:
+        """Parameters of all stages together, on which a table may be there twice."""
+        return self.total_params + (self.table_params if self.has_two_tables else 0)
+
+    @property
     def params_updated_on_hosts(self) -> int:
         """The parameters whose optimizer state is in host memory: those of so many layers; of the head, where it has
         its own and some layers' are; of the table where all layers' are."""
