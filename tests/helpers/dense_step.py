@@ -125,4 +125,4 @@ def step(
         total = total + torch.nn.functional.cross_entropy(logits, torch.from_numpy(targets), reduction="sum")
     total.backward()
     gradients = {name: leaf.grad.numpy() for name, leaf in leaves.items()}
-    return float(total.detach()), gradients | {name: gradients["we"] for name in tied}
+    return float(total.detach()), gradients | dict.fromkeys(tied, gradients["we"])

@@ -33,8 +33,8 @@ class Contributions:
         """Returns the entries of gradients before and after the template of a section, and their reductions; counts its
         contributions.
 
-        The one table of tied embeddings has contributions in two templates, and is reduced in the second. begun: for that
-        one the contributions before the first.
+        The one table of tied embeddings has contributions in two templates, and is reduced in the second. begun: for
+        that one the contributions before the first.
         """
         rows = self.rows
         before: Rows = []

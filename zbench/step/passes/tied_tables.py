@@ -134,7 +134,6 @@ class _Tables:
         """Returns the updates of both tables, each on its stage."""
         of, lists = self.rows.of, self.rows.lists
         first, last = (
-            updates_of(formula, weight, of, lists)
-            for formula, weight in ((_UPDATE_FIRST, FIRST), (_UPDATE_LAST, LAST))
+            updates_of(formula, weight, of, lists) for formula, weight in ((_UPDATE_FIRST, FIRST), (_UPDATE_LAST, LAST))
         )
         return first + [[*row[:2], row[2] + self.last, *row[3:]] for row in last]
