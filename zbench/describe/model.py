@@ -45,6 +45,7 @@ SOFTMAX, SOFTMAX_ALL, SIGMOID = GATES = ("softmax", "softmax_all", "sigmoid")
 LINEAR, COSINE = ROUTERS = ("linear", "cosine")
 WORDS, VALUE = HEADS = ("words", "value")
 TIED = "tied"  # a head of words that is the embedding table
+TWO_TABLES = "two_tables"  # one on another stage than that, which has a table of its own with the same numbers
 WHOLE, AUTO = "whole", "auto"  # in place of a number of tokens: all at once; as zbench.cost.loss has them
 SHARDING = ("none", "zero1", "zero2", "zero3")
 CUT_BY_SLICES = ("num_heads", "num_kv_heads", "ffn_hidden", "vocab")  # what tensor parallelism divides
@@ -260,9 +261,9 @@ class Model(StagedLayers, LayersOnHosts, LayerParameters, ExpertLayers):
 
     @property
     def kind_of_head(self) -> str:
-        """The head: "words", "value", or "tied" where scores of words are by the embedding table. On a stage of its own
-        the head has a table of its own, so it is of words then."""
-        return TIED if self.tied_embeddings and not self.has_two_tables else self.head
+        """The head: "words", "value", or "tied" where scores of words are by the embedding table; "two_tables" where
+        that is on another stage."""
+        return TWO_TABLES if self.has_two_tables else TIED if self.tied_embeddings else self.head
 
     @property
     def head_outputs(self) -> int:

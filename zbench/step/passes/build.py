@@ -32,6 +32,8 @@ from zbench.step.passes.overlap.overlapped import with_exchanges
 from zbench.step.passes.parameters.gradients import GradientRows
 from zbench.step.passes.parameters.lossy import encodings_of, with_lossy_hops
 from zbench.step.passes.parameters.optimizer import optimizer_template
+from zbench.step.passes.parameters.parameter_rows import moved_entries
+from zbench.step.passes.parameters.tied_tables import with_two_tables
 from zbench.step.passes.parameters.zero import TABLES, ShardedParameters, ZeroCut
 from zbench.step.passes.parts import PlanParts, check_plans
 from zbench.step.passes.pipeline import (
@@ -40,7 +42,6 @@ from zbench.step.passes.pipeline import (
     dense_of_stages,
     first_alike,
     forward_order,
-    moved_entries,
     pipeline_order,
     stage_starts,
     template_alike,
@@ -49,7 +50,6 @@ from zbench.step.passes.recompute import SomeLayers
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.passes.sections import forward_sections, sections
 from zbench.step.passes.side_by_side import pipelines_step
-from zbench.step.passes.tied_tables import with_two_tables
 from zbench.step.template import Instance, Items, Step, Template
 from zbench.step.tensor import FOLLOWING, LEADING
 
@@ -112,7 +112,7 @@ def whole_step(
     router = RouterFormulas(model.gate, model.router, experts.routing, experts.counted, experts.inside_first)
     kinds = model.num_experts > 1, model.kind_of_head, shared, two_level, some is not None
     dense = model.dense_layers
-    formulas = sections(level, *kinds, router, dense > 0, model.has_two_tables)
+    formulas = sections(level, *kinds, router, dense > 0)
     none = np.full(groups * degree, -1, np.int64)
     built = _Built([], [], dict.fromkeys((*parameters.of_layers, *parameters.outside), none))
     loss, firsts, reduced, kept = 0, [], [], []
@@ -292,7 +292,7 @@ def _updates(built: _Built, num_layers: int, places: list[int], layers: list[int
     ends: list[tuple[str, tuple[str, ...], int]] = [("optimizer_ends", rows.of.outside, 0)]
     if len(places) > 1:
         ends = [("optimizer_embedding", ("we",), 0), ("optimizer_head", rows.of.of_head, places[-1])]
-    if rows.of.model.has_two_tables:  # which are updated as one (zbench.step.passes.tied_tables)
+    if rows.of.model.has_two_tables:  # which are updated as one (zbench.step.passes.parameters.tied_tables)
         ends = [("optimizer_head", tuple(one for one in rows.of.of_head if one not in TABLES), places[-1])]
     for name, weights, _ in [*of_layers, *ends]:
         built.templates.append(optimizer_template(name, weights, built.gradients, rows, (0, layout)))

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from zbench.describe.model import TWO_TABLES
 from zbench.step.formula import Formula, parse_formula, parse_formulas
 from zbench.step.layers import (
     DENSE,
@@ -105,13 +106,12 @@ def sections(
     some: bool = False,
     router: RouterFormulas = USUAL_ROUTER,
     dense_first: bool = False,
-    two_tables: bool = False,
 ) -> Sections:
     """Returns the formulas of a step with a level of recomputation, of layers with experts, some of them maybe shared,
     or dense ones. head_kind: of zbench.describe.model.Model.kind_of_head; two_level: tokens go to experts in two
     levels. some: whether some layers alone are recomputed. router: of experts. dense_first: whether the first layers
-    are dense where others have experts. two_tables: whether tied embeddings have two, which are updated by formulas of
-    their own (zbench.step.passes.tied_tables).
+    are dense where others have experts. Two tables of tied embeddings are updated by formulas of their own
+    (zbench.step.passes.parameters.tied_tables).
 
     Raises:
         ValueError: there is no such level.
@@ -119,7 +119,7 @@ def sections(
     forward = parse_formulas(expert_layer(shared, two_level, router) if experts else DENSE)
     again = made_again(recompute, forward, "x")
     weights = (*layer_weights(experts, shared, router.scores), *(DENSE_WEIGHTS if dense_first else ()))
-    updated = [*weights, *(one for one in outer_weights(head_kind) if not two_tables or one not in TABLES)]
+    updated = [*weights, *(one for one in outer_weights(head_kind) if head_kind != TWO_TABLES or one not in TABLES)]
     dense = parse_formulas(LEADING_DENSE) if dense_first else ()
     dense_again = made_again(recompute, dense, "x")
     return Sections(

@@ -28,7 +28,7 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.describe.degrees import BY_STRATEGY, WORLD, ShardDegrees
-from zbench.describe.model import LINEAR, TIED, VALUE, WORDS, Model
+from zbench.describe.model import LINEAR, TIED, TWO_TABLES, VALUE, WORDS, Model
 from zbench.describe.overlap import ALL, END, StepOverlap
 from zbench.describe.overlap import LAYER as EACH_LAYER
 from zbench.step.index import Index
@@ -44,7 +44,12 @@ COSINE_WEIGHTS = ("wp", "wc")  # of a router of cosines, in place of wr
 DENSE_WEIGHTS = ("wzf", "wdf")  # of the first layers, which are dense, of a model with experts
 WHOLE, OF_EXPERTS = ("g1", "g2", "gl", "wr", *COSINE_WEIGHTS, "vh"), ("ez", "ed")
 TABLES = ("we", "wh")  # of words: the embedding's and the head's
-HEAD_WEIGHTS: Mapping[str, tuple[str, ...]] = {WORDS: ("gl", "wh"), TIED: ("gl", "we"), VALUE: ("gl", "vh")}
+HEAD_WEIGHTS: Mapping[str, tuple[str, ...]] = {
+    WORDS: ("gl", "wh"),
+    TIED: ("gl", "we"),
+    TWO_TABLES: ("gl", "wh"),
+    VALUE: ("gl", "vh"),
+}
 GRADIENT_BYTES = 4  # of a parameter at least: summed in float32, as Megatron's and torchtitan's are by default
 MOMENT_BYTES = 12  # of a parameter: float32 weight and two moments (Rajbhandari et al. 2020, section 3.1)
 
@@ -322,7 +327,7 @@ class ShardedParameters:
 
     def _halves(self, weight: str) -> int:
         """Returns in how many parts each cell of a GPU's share is cut: in two of tables on two stages, each of which
-        sums up one (zbench.step.passes.tied_tables)."""
+        sums up one (zbench.step.passes.parameters.tied_tables)."""
         return 2 if self.model.has_two_tables and weight in TABLES else 1
 
     @property

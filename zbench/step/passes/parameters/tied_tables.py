@@ -28,13 +28,13 @@ from zbench.step.layers import update
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import COMPUTE, GATHER, MOVE, SEND, Operations, operation_row
-from zbench.step.passes.contributions import Rows
 from zbench.step.passes.parameters.gradients import GradientRows
 from zbench.step.passes.parameters.optimizer import updates_of
+from zbench.step.passes.parameters.parameter_rows import moved_entries
 from zbench.step.passes.parameters.zero import TABLES, ShardedParameters
-from zbench.step.passes.pipeline import moved_entries
 from zbench.step.template import Instance, Items, Step, Template
 
+Rows = list[list[int]]
 FIRST, LAST = TABLES
 # Both are cut alike; the slots of the second one's shards are the first one's.
 _FORMULAS = (
