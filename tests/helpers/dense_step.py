@@ -37,7 +37,7 @@ def weights(model: Model, seed: int = 0) -> dict[str, np.ndarray]:
         layers = () if name in OUTSIDE else (model.num_layers,)
         value = rng.standard_normal((*layers, *(size[one] for one in dims)))
         found[name] = 1 + 0.1 * value if name[0] == "g" else 0.5 * value
-    return found
+    return found | ({"wh": found["we"].copy()} if model.tied_embeddings else {})  # which stages have a copy of
 
 
 def layers_with(model: Model, name: str) -> range:
@@ -97,7 +97,8 @@ def step(
 ) -> tuple[float, dict[str, np.ndarray]]:
     """(sum of the losses of all tokens, gradients of all parameters); sequences: (tokens, targets) of each, routes: the
     experts of its tokens, of each layer where there are three axes."""
-    leaves = {name: torch.tensor(value, requires_grad=True) for name, value in given.items()}
+    tied = ("wh",) if model.tied_embeddings else ()
+    leaves = {name: torch.tensor(value, requires_grad=True) for name, value in given.items() if name not in tied}
     total = torch.zeros((), dtype=torch.float64)
     for number, (tokens, targets) in enumerate(sequences):
         x = leaves["we"][torch.from_numpy(tokens)]
@@ -123,4 +124,5 @@ def step(
         logits = _norm(x, leaves["gl"]) @ leaves["we" if model.tied_embeddings else "wh"].T
         total = total + torch.nn.functional.cross_entropy(logits, torch.from_numpy(targets), reduction="sum")
     total.backward()
-    return float(total.detach()), {name: leaf.grad.numpy() for name, leaf in leaves.items()}
+    gradients = {name: leaf.grad.numpy() for name, leaf in leaves.items()}
+    return float(total.detach()), gradients | dict.fromkeys(tied, gradients["we"])

@@ -135,11 +135,6 @@ def test_what_cannot_be_built(arguments: tuple[int, str, int, str], told: str) -
         whole_step(MODEL, [plan_of([5, 3], 2, 4)], *arguments)
 
 
-def test_tied_embeddings_have_one_stage() -> None:
-    with pytest.raises(ValueError, match=r"^model.tied_embeddings is True, as of tiny; with 2 pipeline stages"):
-        whole_step(replace(MODEL, tied_embeddings=True), [plan_of([5, 3], 2, 4)], stages=2)
-
-
 @pytest.mark.parametrize(
     ("zero", "degree", "stages", "recompute"),
     [("3", 1, 1, "full"), ("none", 2, 2, "none"), ("1", 2, 1, "selective"), ("1", 1, 2, "chunked")],

@@ -61,7 +61,7 @@ class Collectives:
             return Collectives._nested(cost, model.sharding)
         every_micro_batch, reduced = degrees.weights != 1 and held is None, degrees.gradients != 1 and held is None
         held = held or everything(cost)
-        of_stage = float(model.total_params) / cost.pp  # stages gather and reduce theirs at the same time
+        of_stage = float(model.placed_params) / cost.pp  # stages gather and reduce theirs at the same time
         parameters, gradients = (size * of_stage for size in (model.element_bytes, GRADIENT_BYTES))
         halves = 2 if degrees.optimizer == 1 else 1  # an all-reduce is a reduce-scatter and an all-gather
         return Collectives(
@@ -88,7 +88,7 @@ class Collectives:
         count as their mean; with stages a forward's is that of a backward but for a step's first one. What is over the
         rest, once a step, is not in it, unless nothing is in every micro-batch.
         """
-        model, cut, bits, of_stage = cost.model, degrees, degrees.bits, float(cost.model.total_params) / cost.pp
+        model, cut, bits, of_stage = cost.model, degrees, degrees.bits, float(cost.model.placed_params) / cost.pp
         gradients = bits.value_bytes("gradients", GRADIENT_BYTES) * of_stage
         gathers = [(cut.optimizer, "updates")]
         if cut.weights != 1:

@@ -333,5 +333,5 @@ class Cost:
     def optimizer_seconds(self) -> float:
         """Returns the seconds of Adam on a rank's share of the parameters."""
         degree = degrees_of(self.model.sharding).optimizer
-        share = self.model.total_params / (self.whole.num_ranks if degree == WORLD else self.pp * degree)
+        share = self.model.placed_params / (self.whole.num_ranks if degree == WORLD else self.pp * degree)
         return OPTIMIZER_BYTES * share / self.cluster.device.copy_bandwidth

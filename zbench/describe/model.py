@@ -45,6 +45,7 @@ SOFTMAX, SOFTMAX_ALL, SIGMOID = GATES = ("softmax", "softmax_all", "sigmoid")
 LINEAR, COSINE = ROUTERS = ("linear", "cosine")
 WORDS, VALUE = HEADS = ("words", "value")
 TIED = "tied"  # a head of words that is the embedding table
+TWO_TABLES = "two_tables"  # one on another stage than that, which has a table of its own with the same numbers
 WHOLE, AUTO = "whole", "auto"  # in place of a number of tokens: all at once; as zbench.cost.loss has them
 SHARDING = ("none", "zero1", "zero2", "zero3")
 CUT_BY_SLICES = ("num_heads", "num_kv_heads", "ffn_hidden", "vocab")  # what tensor parallelism divides
@@ -254,9 +255,15 @@ class Model(StagedLayers, LayersOnHosts, LayerParameters, ExpertLayers):
         return self.dense_layers * sizes(self.dense_layer) + (self.num_layers - self.dense_layers) * sizes(self)
 
     @property
+    def has_two_tables(self) -> bool:
+        """Whether the first and the last of several stages have a table each, which tied embeddings keep equal."""
+        return self.tied_embeddings and self.pipeline_parallel > 1
+
+    @property
     def kind_of_head(self) -> str:
-        """The head: "words", "value", or "tied" where scores of words are by the embedding table."""
-        return TIED if self.tied_embeddings else self.head
+        """The head: "words", "value", or "tied" where scores of words are by the embedding table; "two_tables" where
+        that is on another stage."""
+        return TWO_TABLES if self.has_two_tables else TIED if self.tied_embeddings else self.head
 
     @property
     def head_outputs(self) -> int:
@@ -283,6 +290,11 @@ class Model(StagedLayers, LayersOnHosts, LayerParameters, ExpertLayers):
         """Parameters of the whole model, embeddings among them."""
         head = 0 if self.tied_embeddings else self.head_params
         return self.of_all_layers(lambda model: model.layer_params) + self.table_params + head + self.hidden
+
+    @property
+    def placed_params(self) -> int:
+        """Parameters of all stages together, on which a table may be there twice."""
+        return self.total_params + (self.table_params if self.has_two_tables else 0)
 
     @property
     def params_updated_on_hosts(self) -> int:

@@ -143,9 +143,9 @@ def gpu_bytes(cost: Cost, tokens: int, expert_gpus: int = 1, pipelines: bool = F
     elements = weight_elements(model)
     layers = model.num_layers - model.dense_layers if model.num_experts > 1 else 0  # that have experts
     of_experts = layers * (elements["ez"] + elements["ed"])
-    own = ((model.total_params - of_experts) / cost.tp + of_experts / expert_gpus) / cost.pp
+    own = ((model.placed_params - of_experts) / cost.tp + of_experts / expert_gpus) / cost.pp
     wide = wide_bytes(model)
-    shard, cut = model.total_params / cost.tp / cost.pp / groups, degrees_of(model.sharding)
+    shard, cut = model.placed_params / cost.tp / cost.pp / groups, degrees_of(model.sharding)
     parameters, gradients, moments = (
         own if degree == 1 else shard if degree == WORLD else shard * groups / degree
         for degree in (*((1, 1) if pipelines else (cut.secondary, cut.gradients)), cut.optimizer)

@@ -57,8 +57,9 @@ def played_rows(steps: ProvenSteps, step: Step, batch: Batch, plans: Sequence[Pl
 
 def with_drawn_rows(step: Step, parts: Sequence[PlanParts]) -> Step:
     """Returns a step in which there are as many rows as are drawn. parts: of its micro-batches."""
-    layouts = [_drawn(layout, DrawnRows.of(one)) for layout, one in zip(step.layouts, parts, strict=True)]
-    return replace(step, layouts=tuple(layouts))
+    count = len(parts)  # layouts after these are of no micro-batch
+    drawn = [_drawn(layout, DrawnRows.of(one)) for layout, one in zip(step.layouts[:count], parts, strict=True)]
+    return replace(step, layouts=(*drawn, *step.layouts[count:]))
 
 
 def _drawn(layout: StepLayout, rows: DrawnRows) -> StepLayout:

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from zbench.describe.expert_schedule import DRAWN, EXPERT_CHOICE, TOKEN_CHOICE
-from zbench.describe.model import COSINE, LINEAR, SIGMOID, SOFTMAX, SOFTMAX_ALL, TIED, VALUE, WORDS
+from zbench.describe.model import COSINE, LINEAR, SIGMOID, SOFTMAX, SOFTMAX_ALL, TIED, TWO_TABLES, VALUE, WORDS
 from zbench.step.formula import Formula, parse_formulas
 from zbench.step.router_formulas import router_formulas
 from zbench.step.transpose import Derivative, transpose
@@ -201,7 +201,7 @@ DERIVATIVES: Mapping[str, Derivative] = MappingProxyType({
     "value": Derivative(given=_VALUE_BACKWARD),
     **{name: Derivative((None,)) for name in ("lose", "regress")},
 })  # fmt: skip
-_TABLES: Mapping[str, str] = MappingProxyType({WORDS: "wh", TIED: "we"})  # that score words
+_TABLES: Mapping[str, str] = MappingProxyType({WORDS: "wh", TIED: "we", TWO_TABLES: "wh"})  # that score words
 SLICED = ("h", "g", "f", "v", "w")  # slots of which each GPU of a tensor-parallel group has a slice
 MERGE: Mapping[str, str] = MappingProxyType({"o": "softmax", "l": "softmax"})  # of sums that are not added
 

@@ -74,14 +74,11 @@ def check_step(
 
 
 def has_whole_step(plans: tuple[Plan, ...], cost: Cost) -> bool:
-    """Returns whether there are whole steps of such plans: not of pipelines whose stages none can have, nor of tied
-    embeddings, whose table would be on two stages."""
+    """Returns whether there are whole steps of such plans: not of pipelines whose stages none can have."""
     some = [plan.pipelines for plan in plans if plan.pipelines is not None]
     shapes = {shape for one in some for shape in zip(one.tp.tolist(), one.pp.tolist(), strict=True)}
     even = replace(cost, even_slices=True)
-    if shapes and (not in_whole_steps(cost) or any(refusal(tp, pp, even) for tp, pp in shapes)):
-        return False
-    return not cost.model.tied_embeddings or cost.pp == 1
+    return not shapes or (in_whole_steps(cost) and not any(refusal(tp, pp, even) for tp, pp in shapes))
 
 
 def step_faults(result: StepResult, cost: Cost) -> Iterator[str]:

@@ -165,14 +165,13 @@ class StepCombination:
 
     def can_be(self, ranks: int) -> bool:
         """Returns whether it can be on so many GPUs: no more than these, heads exchanged among a ring's, experts held
-        by a stage's, several nodes in a stage where collectives have two levels, tied embeddings in one stage,
-        exchanges beside matmuls in groups of several GPUs, degrees of pairs of a stage's, with collectives of their own
-        levels, chunks of tokens where no seats are of all of a GPU's tokens."""
+        by a stage's, several nodes in a stage where collectives have two levels, exchanges beside matmuls in groups of
+        several GPUs, degrees of pairs of a stage's, with collectives of their own levels, chunks of tokens where no
+        seats are of all of a GPU's tokens."""
         of_stage, experts = self.num_gpus // self.stages, self.expert_parallel * self.expert_tensor_parallel
         groups = of_stage // self.tensor_parallel
         return (
             self.num_gpus <= ranks
-            and (self.head == "own" or self.stages == 1)
             and (self.levels == 1 or (of_stage > NODE and of_stage % NODE == 0))
             and self.context_parallel % self.heads_exchanged == 0
             and (of_stage % experts == 0 if experts else self.routing == "even")
@@ -237,7 +236,8 @@ def with_hosts(step: Step, model: Model, kept: str, sent: Sequence[Flags] = ()) 
     """Returns a step with what layers keep where it is. kept: of KEPT. On hosts it is of a layer or two of each stage,
     of every micro-batch other ones, with NODE GPUs a node. sent: of each micro-batch the parts of t of which it is."""
     model = replace(model, offload=KEPT[kept][1])
-    return with_host_memory(step, model, NODE, [2 - number % 2 for number in range(len(step.layouts))], sent)
+    count = len(sent) or len(step.layouts)
+    return with_host_memory(step, model, NODE, [2 - number % 2 for number in range(count)], sent)
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,8 @@ class ComputeOnPlace:
         key = store_key(layout, self.micro_batch, number, self.layer + one.after)
         cut = one.tensor in CUT and len(one.axes) == 1 and one.axes[0].slot != "j"
         read = self._sliced(base, one) if cut else None
-        return Known(key, axes, read, self._sliced(base, one) if base in CUT and one.tensor[0] == "d" else None)
+        added = base in CUT and one.tensor[0] == "d" and len(one.axes) == 1
+        return Known(key, axes, read, self._sliced(base, one) if added else None)
 
     def _sliced(self, base: str, one: Reference) -> _Sliced:
         ends = np.cumsum(self.layout.index[f"z{base}"].sizes).tolist()

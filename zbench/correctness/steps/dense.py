@@ -31,7 +31,8 @@ class DenseStep(DenseGradients):
 
 
 def drawn_weights(model: Model, seed: int) -> dict[str, Tensor]:
-    """Draws parameters by the names of a step, whole, float64: large enough that attention and logits are uneven."""
+    """Draws parameters by the names of a step, whole, float64: large enough that attention and logits are uneven. Of
+    tied embeddings there is the table of a head on a stage of its own as well."""
     h, d, f, v, c = model.num_heads, model.head_dim, model.ffn_hidden, model.vocab, model.hidden
     experts = model.num_experts
     shapes = {
@@ -57,7 +58,7 @@ def drawn_weights(model: Model, seed: int) -> dict[str, Tensor]:
         rng = np.random.default_rng([seed, *name.encode()])
         value = rng.standard_normal(shape if name in OF_NO_LAYER else (model.num_layers, *shape))
         found[name] = torch.from_numpy(1 + 0.1 * value if name[0] == "g" else value / c**0.5)
-    return found
+    return found | ({"wh": found["we"].clone()} if model.tied_embeddings else {})
 
 
 def dense_step(

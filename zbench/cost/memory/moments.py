@@ -107,8 +107,9 @@ def stage_moments(
     kept_spread = stay * spread.layer + stay_again * kept_spread_again
     received = stay if is_full and recomputed else here
     fixed = of.fixed * (stay if is_full else here) + of.counts[0] * layers
-    # The micro-batch that begins, or is done, has a hidden state alone; of planners' lines all are alike.
-    alone = MomentLine(-fixed, of.own - kept, received=-received, spread=-kept_spread)
+    # The micro-batch that begins, or is done, has a hidden state alone, which is whole where words are looked up; of
+    # planners' lines all are alike.
+    alone = MomentLine(-fixed, of.whole - kept, received=-received, spread=-kept_spread)
     at_table = [alone._replace(constant=alone.constant + more) for more in (whole.embedding, whole.table) if more]
     return StageMoments(state, kept, received, kept_spread, fixed, tuple(at_work), at_loss, tuple(at_table))
 

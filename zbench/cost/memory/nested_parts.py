@@ -2,7 +2,8 @@
 
 A layer's parameters lie flat, in as many equal pieces as a stage has ranks, and of a degree d rank r has the pieces r,
 r + d, r + 2 d and so on (zbench.step.passes.parameters.zero). Table and head are one such row of pieces, though each is
-on another stage, so few ranks have a part of either where a degree is all ranks, and all have one where it is small.
+on another stage, so few ranks have a part of either where a degree is all ranks, and all have one where it is small;
+those of tied embeddings are a row each.
 What a rank has of the layer that is at work lies in some of its parameters: the fullest rank's where their gradients
 are still to come. So bytes are of every rank, and the most of them count.
 """
@@ -74,6 +75,8 @@ class NestedParts:
     def outer(self, is_head: bool, degree: int) -> Floats:
         """Returns the parameters that ranks have of the table, or of the head, by a degree, [ranks]."""
         table, head = self.model.table_params, self.model.head_params
+        if self.model.tied_embeddings:
+            return self.part(0, table, table, degree)
         return self.part(table * is_head, table + head * is_head, table + head, degree)
 
     def at_work(self, ahead: float) -> dict[str, float]:

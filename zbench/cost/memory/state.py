@@ -82,9 +82,10 @@ class WholeBytes(NamedTuple):
             return found
 
         # Table and head are cut as one, so some ranks have a part of the table and none of the head; of a stage, whose
-        # rank with most has a part of one of them and none of the other, it is that rank.
+        # rank with most has a part of one of them and none of the other, it is that rank. Tied ones are cut evenly.
         table = model.table_params if cost.pp > 1 else 0
-        of_rank = (table + head) / ranks if cost.pp > 1 else model.tied_embeddings * head / ranks
+        apart = model.tied_embeddings * head / ranks
+        of_rank = apart if model.tied_embeddings or cost.pp == 1 else (table + head) / ranks
         loss = (weight + gradient) * (head - min(head, of_rank))
         rest = table - min(table, of_rank)
         projections, down = attention - out, (ffn / 3, experts / 3)
@@ -124,7 +125,8 @@ def state_bytes(cost: Cost) -> int:
 
 def bytes_of_stage(cost: Cost, params: int, layers_of_experts: int, is_first: bool, is_last: bool) -> int:
     """Returns the bytes of a job's stage, with so many parameters of layers, on the rank of it that has most: what is
-    cut of the table and the head is cut as one, though each is on another stage, so some of a stage's ranks have more.
+    cut of the table and the head is cut as one, though each is on another stage, so some of a stage's ranks have more;
+    but those of tied embeddings, each of which is cut by itself.
     layers_of_experts: those of its layers that have experts, where a model has."""
     model, ranks = cost.model, cost.cluster.num_ranks
     layers = max(model.with_stages(cost.pp).layers_of_stages)
@@ -143,7 +145,8 @@ def bytes_of_stage(cost: Cost, params: int, layers_of_experts: int, is_first: bo
         parts = NestedParts.of(cost)
         most = parts.outer_state(is_first, is_last, adam_bytes(model))
         return found + int(most - parts.even_state(outer - is_last * model.hidden, adam_bytes(model)))
-    more = min(outer, (model.table_params + model.head_params) / ranks) - outer / ranks
+    cut_as_one = model.table_params + (0 if model.tied_embeddings else model.head_params)
+    more = min(outer, cut_as_one / ranks) - outer / ranks
     return found + int(max(more, 0) * each)
 
 

@@ -37,8 +37,14 @@ def dense_gradients(
     sequence's last token is token 0.
 
     weights: by the names of a step, float64, of all layers in one tensor. routes: the experts of the sequences' tokens,
-    of a model that has some, as of zbench.runtime.stepping.dense_experts.expert_step. tell: is told of progress.
+    of a model that has some, as of zbench.runtime.stepping.dense_experts.expert_step. tell: is told of progress. Where
+    tied embeddings are two tables of a step, one of which is the head's ("wh"), both have the gradient of the one that
+    there is here.
     """
+    if model.tied_embeddings and "wh" in weights:
+        one = {name: value for name, value in weights.items() if name != "wh"}
+        found = dense_gradients(model, one, sequences, routes, tell)
+        return replace(found, gradients={**found.gradients, "wh": found.gradients["we"]})
     if model.num_experts > 1:
         logits = list[Tensor]()
         loss, gradients = expert_step(model, weights, sequences, routes, tell, logits)

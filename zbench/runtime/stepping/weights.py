@@ -1,6 +1,6 @@
 """Parameters by the names of a step and by those of the network (zbench.runtime.training.transformer), which are the
 same numbers in other shapes: q, k and v are one weight of the network, experts lie one below another. Of a model with
-tied embeddings neither has a head's."""
+tied embeddings the network has no head's, and a step has one where the head is on a stage of its own: the table's."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -34,6 +34,8 @@ class InitialWeights:
 
     def __call__(self, name: str, layer: int) -> Tensor:
         """Returns a parameter by the name of a step. layer: 0 of one that is of no layer."""
+        if name == "wh" and self.model.tied_embeddings:
+            return self._network.draw(OUTSIDE["we"])
         if name in OUTSIDE:
             return self._network.draw(OUTSIDE[name])
         if name == "vh":

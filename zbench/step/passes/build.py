@@ -32,7 +32,9 @@ from zbench.step.passes.overlap.overlapped import with_exchanges
 from zbench.step.passes.parameters.gradients import GradientRows
 from zbench.step.passes.parameters.lossy import encodings_of, with_lossy_hops
 from zbench.step.passes.parameters.optimizer import optimizer_template
-from zbench.step.passes.parameters.zero import ShardedParameters, ZeroCut
+from zbench.step.passes.parameters.parameter_rows import moved_entries
+from zbench.step.passes.parameters.tied_tables import with_two_tables
+from zbench.step.passes.parameters.zero import TABLES, ShardedParameters, ZeroCut
 from zbench.step.passes.parts import PlanParts, check_plans
 from zbench.step.passes.pipeline import (
     TwoKinds,
@@ -40,7 +42,6 @@ from zbench.step.passes.pipeline import (
     dense_of_stages,
     first_alike,
     forward_order,
-    moved_entries,
     pipeline_order,
     stage_starts,
     template_alike,
@@ -96,6 +97,7 @@ def whole_step(
         if some is not None:
             raise ValueError("plans have pipelines, of whose layers all or none are recomputed")
         return pipelines_step(model, plans, stage, level)
+    model = model.with_stages(stages)
     check_plans(model, tuple(plans), degree)
     overlap, cut = StepOverlap.of(window), ZeroCut.of(zero)
     groups, experts = plans[0].num_ranks, experts.in_chunks(overlap.experts)
@@ -177,7 +179,8 @@ def whole_step(
     )
     at_a_time = [one.parts.mlp_chunks for one in built.batches]
     step = with_expert_chunks(with_exchanges(step, overlap.exchanges, at_a_time), overlap.experts, at_a_time)
-    return with_gradients_between(step, parameters, overlap.experts.gradients)
+    step = with_gradients_between(step, parameters, overlap.experts.gradients)
+    return with_two_tables(step, parameters, built.gradients) if model.has_two_tables else step
 
 
 def forward_step(
@@ -196,6 +199,7 @@ def forward_step(
         )
     if plans[0].pipelines is not None:
         raise ValueError("plans have pipelines of their own; a forward by itself takes plans without")
+    model = model.with_stages(stages)
     check_plans(model, tuple(plans), degree)
     overlap = replace(overlap, window=1) if overlap.gathers_first else overlap
     parameters = ShardedParameters(model, plans[0].num_ranks, degree, zero.stage, overlap).kept
@@ -288,6 +292,8 @@ def _updates(built: _Built, num_layers: int, places: list[int], layers: list[int
     ends: list[tuple[str, tuple[str, ...], int]] = [("optimizer_ends", rows.of.outside, 0)]
     if len(places) > 1:
         ends = [("optimizer_embedding", ("we",), 0), ("optimizer_head", rows.of.of_head, places[-1])]
+    if rows.of.model.has_two_tables:  # which are updated as one (zbench.step.passes.parameters.tied_tables)
+        ends = [("optimizer_head", tuple(one for one in rows.of.of_head if one not in TABLES), places[-1])]
     for name, weights, _ in [*of_layers, *ends]:
         built.templates.append(optimizer_template(name, weights, built.gradients, rows, (0, layout)))
     first += len(of_layers)

@@ -33,8 +33,8 @@ class Contributions:
         """Returns the entries of gradients before and after the template of a section, and their reductions; counts its
         contributions.
 
-        The table of tied embeddings has contributions in two templates, and is reduced in the second. begun: for that
-        one the contributions before the first.
+        The one table of tied embeddings has contributions in two templates, and is reduced in the second. begun: for
+        that one the contributions before the first.
         """
         rows = self.rows
         before: Rows = []
@@ -43,7 +43,7 @@ class Contributions:
         for weight in self._contributed(section):
             had, made = gradients[weight], self.made(section, weight)
             now = gradients[weight] = np.where(made < 0, had, np.maximum(had, 0) + made)
-            of_both = rows.of.model.tied_embeddings and weight in TABLE
+            of_both = rows.of.has_one_table and weight in TABLE
             later = (of_both and section == "head") or weight in self.reduced_later(section)
             if of_both and section == "embedding_backward":
                 first = begun[weight]
@@ -68,7 +68,7 @@ class Contributions:
         in_later = {"head": of.reduced_last, "embedding_backward": False}.get(section, of.in_buckets)
         if not in_later or not self.rows.reduces(self.is_last):
             return ()
-        tied = TABLE if of.model.tied_embeddings else ()
+        tied = TABLE if of.has_one_table else ()
         return tuple(one for one in self._contributed(section) if one not in tied)
 
     def made(self, section: str, weight: str) -> Ints:

@@ -13,13 +13,11 @@ import numpy as np
 from zbench.describe.model import Model
 from zbench.plans.alike import plan_digest
 from zbench.plans.plan import Plan
-from zbench.step.layout import StepLayout
-from zbench.step.lists import PLACE, ListTable
+from zbench.step.lists import PLACE
 from zbench.step.operations import SEND, operation_row
 from zbench.step.passes.buckets import Buckets
-from zbench.step.passes.contributions import Rows
 from zbench.step.passes.micro_batch import BatchTemplates
-from zbench.step.template import AT_HOME, Instance, StageStart, Template
+from zbench.step.template import Instance, StageStart, Template
 
 FORWARD, BACKWARD = range(2)
 EMBEDDING, LAYERS, HEAD, LAYERS_BACKWARD, EMBEDDING_BACKWARD, SEND_X, SEND_DX = range(7)  # a micro-batch's templates
@@ -60,14 +58,9 @@ def stage_starts(model: Model, stages: int, places: int) -> tuple[StageStart, ..
     larger by one. places: of a stage.
 
     Raises:
-        ValueError: there are fewer layers than stages, or one table is for the first and the last stage.
+        ValueError: there are fewer layers than stages.
     """
     num_layers = model.num_layers
-    if stages > 1 and model.tied_embeddings:
-        raise ValueError(
-            f"model.tied_embeddings is True, as of {model.name}; with {stages} pipeline stages the table would be on "
-            "two of them, and a step takes models with False"
-        )
     if not 1 <= stages <= num_layers:
         raise ValueError(f"the number of pipeline stages is {stages}; it takes 1 to model.num_layers, {num_layers}")
     first = accumulate(model.with_stages(stages).layers_of_stages[:-1], initial=0)
@@ -202,20 +195,3 @@ def template_alike(of: Template, number: int, loss: int, more: int) -> Template:
         for one in (of.needs, of.leaves)
     )
     return replace(of, name=f"{of.name.split('.')[0]}.{number}", layout=number, needs=needs, leaves=leaves)
-
-
-def moved_entries(entries: Rows, layout: StepLayout, lists: ListTable, place: int) -> Rows:
-    """Returns entries with their places counted from another place on; what is at home is told by its places."""
-    found = []
-    for tensor, layer, places, list0, list1, *rest in entries:
-        if places != AT_HOME:
-            moved = lists.number(PLACE, lists.rows[places] + place)
-            found.append([tensor, layer, moved, list0, list1, *rest])
-            continue
-        home, axes = layout.tensors[tensor].home.reshape(layout.shape(tensor)), layout.tensors[tensor].axes
-        for row, homes in enumerate(home):
-            for one in np.unique(homes).tolist():
-                cells = [lists.number(axes[0], [row])] if axes else [-1]
-                cells.append(lists.number(axes[1], np.flatnonzero(homes == one)) if len(axes) > 1 else -1)
-                found.append([tensor, layer, lists.number(PLACE, [one + place]), *cells, *rest])
-    return found

@@ -40,6 +40,19 @@ def zero_of(model: Model) -> str | ShardDegrees:
     return model.sharding if isinstance(model.sharding, ShardDegrees) else ZERO[model.sharding]
 
 
+def check_tables(model: Model) -> None:
+    """Refuses tied embeddings on two stages where optimizer state is on hosts, or as many layers' as are chosen.
+
+    Raises:
+        ValueError: they are, and it is.
+    """
+    if model.has_two_tables and model.optimizer_on_hosts:
+        raise ValueError(
+            f"model.tied_embeddings is True, as of {model.name}; with {model.pipeline_parallel} pipeline stages two "
+            f"tables are updated as one, on GPUs, and memory.offload is {model.offload}: it takes one without optimizer"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class ProvenSteps:
     """The steps of a run. executor: its name, for sentences. model: as GPUs have it, with its sharding and
@@ -97,10 +110,11 @@ class ProvenSteps:
                     f"{most}, {words}"
                 )
         places = self.num_gpus // self.stages
-        stage_starts(model, self.stages, places)  # refuses a number of stages, and tied embeddings
+        stage_starts(model, self.stages, places)  # refuses a number of stages
         self._check_collectives(places)
         laid = model.with_stages(self.stages)
         laid.check_stages()
+        check_tables(laid)
         self._check_offload_layers(max(laid.layers_of_stages))
         if model.offload_tokens != ALL_LAYERS and model.num_experts > 1 and experts.routing != DRAWN:
             raise ValueError(
@@ -196,7 +210,7 @@ class ProvenSteps:
         """The parameters on the GPUs of a stage."""
         groups, zero = self.num_gpus // self.stages // self.tensor_parallel, zero_of(self.model)
         degrees = self.tensor_parallel, zero, self.overlap, self.experts.degree
-        return ShardedParameters(self.model, groups, *degrees, self.workers)
+        return ShardedParameters(self.model.with_stages(self.stages), groups, *degrees, self.workers)
 
     def with_chunks(self, chunks: ExpertChunks) -> "ProvenSteps":
         """Returns the steps in which tokens go to experts in these chunks."""
@@ -253,9 +267,9 @@ class ProvenSteps:
         step = self._in_levels(whole_step(model, plans, degree, zero, overlap, again, experts, self.stages))
         if model.uses_hosts:
             assert self.cluster is not None, "whoever runs steps says on what"
-            most = [model.offloaded_layers(model.num_layers)] * len(step.layouts)
-            layers = most if self.offloaded is None else self.offloaded
             sent = [one.sent for one in self.parts(batch, plans)] if shares else []
+            most = [model.offloaded_layers(model.num_layers)] * (len(sent) or len(step.layouts))
+            layers = most if self.offloaded is None else self.offloaded
             step = with_host_memory(step, model, self.cluster.gpus_per_node, layers, sent, self.begun)
             check_host_room(step, model, self.cluster)
         return step

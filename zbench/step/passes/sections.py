@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from zbench.describe.model import TWO_TABLES
 from zbench.step.formula import Formula, parse_formula, parse_formulas
 from zbench.step.layers import (
     DENSE,
@@ -18,7 +19,7 @@ from zbench.step.layers import (
     head_forward,
     update,
 )
-from zbench.step.passes.parameters.zero import DENSE_WEIGHTS, axes_of, layer_weights, outer_weights
+from zbench.step.passes.parameters.zero import DENSE_WEIGHTS, TABLES, axes_of, layer_weights, outer_weights
 from zbench.step.passes.recompute import made_again, with_recomputation
 from zbench.step.tensor import FOLLOWING, LEADING
 from zbench.step.transpose import transpose
@@ -109,7 +110,8 @@ def sections(
     """Returns the formulas of a step with a level of recomputation, of layers with experts, some of them maybe shared,
     or dense ones. head_kind: of zbench.describe.model.Model.kind_of_head; two_level: tokens go to experts in two
     levels. some: whether some layers alone are recomputed. router: of experts. dense_first: whether the first layers
-    are dense where others have experts.
+    are dense where others have experts. Two tables of tied embeddings are updated by formulas of their own
+    (zbench.step.passes.parameters.tied_tables).
 
     Raises:
         ValueError: there is no such level.
@@ -117,6 +119,7 @@ def sections(
     forward = parse_formulas(expert_layer(shared, two_level, router) if experts else DENSE)
     again = made_again(recompute, forward, "x")
     weights = (*layer_weights(experts, shared, router.scores), *(DENSE_WEIGHTS if dense_first else ()))
+    updated = [*weights, *(one for one in outer_weights(head_kind) if head_kind != TWO_TABLES or one not in TABLES)]
     dense = parse_formulas(LEADING_DENSE) if dense_first else ()
     dense_again = made_again(recompute, dense, "x")
     return Sections(
@@ -125,9 +128,7 @@ def sections(
         head(head_kind),
         with_recomputation(forward, transpose(forward, DERIVATIVES), again),
         parse_formulas(EMBEDDING_BACKWARD),
-        tuple(
-            parse_formula(update(weight, ",".join(axes_of(weight)))) for weight in (*weights, *outer_weights(head_kind))
-        ),
+        tuple(parse_formula(update(weight, ",".join(axes_of(weight)))) for weight in updated),
         recompute,
         weights,
         transpose(forward, DERIVATIVES) if some else (),

@@ -53,6 +53,11 @@ def _check(model: Model, shapes: PipelineShapes) -> None:
         raise ValueError(
             f"model.num_experts is {model.num_experts}; plans have pipelines, and steps of these take models with 1"
         )
+    if model.tied_embeddings and max(shapes.pp) > 1:
+        raise ValueError(
+            f"model.tied_embeddings is True, as of {model.name}; plans have pipelines of up to {max(shapes.pp)} "
+            "stages, and side by side those of models with tied embeddings take 1"
+        )
     for name in CUT_BY_SLICES:
         if getattr(model, name) % shapes.slices:
             raise ValueError(

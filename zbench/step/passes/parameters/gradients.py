@@ -24,15 +24,21 @@ class GradientRows(ParameterRows):
         """Returns the reductions of gradients at the end of a micro-batch's backward: among the GPUs that have all of
         them together, and in the last one over the rest, to where every GPU of those that update gets them. last: of
         all micro-batches."""
-        levels = [(REDUCE, (outer, inner), "gradients") for inner, outer in self.of.reduced_by(last)]
-        if last and self.of.degrees.optimizer != WORLD:  # as they are, or replicas would come apart
-            levels.append((GATHER, (WORLD, self.of.degrees.optimizer), ""))
-        return [
+        found = [
             line
-            for kind, ends, transfer in levels
+            for inner, outer in self.of.reduced_by(last)
             for weight in weights
-            for line in self.collectives(kind, f"d{weight}", weight, ends, transfer=transfer)
+            for line in self.collectives(REDUCE, f"d{weight}", weight, (outer, inner), transfer="gradients")
         ]
+        for weight in weights if last else ():
+            found += [] if self.of.is_reduced_home(weight) else self.gathered_sums(weight)
+        return found
+
+    def gathered_sums(self, weight: str) -> list[list[int]]:
+        """Returns the gathers of a complete gradient from its homes to all GPUs that update, [] where these are the
+        homes: values go as they are, or replicas would come apart."""
+        degree = self.of.degrees.optimizer
+        return [] if degree == WORLD else self.collectives(GATHER, f"d{weight}", weight, (WORLD, degree))
 
     def gradients(self, weight: str, counts: Ints, last: bool) -> list[list[int]]:
         """Returns the entries of a gradient after some micro-batches, [] if there is nothing of it.
@@ -49,9 +55,10 @@ class GradientRows(ParameterRows):
         """Returns the entries of `gradients`, without lossy hops."""
         name, totals = f"d{weight}", [total for _, _, total in self._sums(weight, WORLD, counts)]
         degrees = self.of.degrees
-        if last and self.of.every(weight, degrees.optimizer) < self.of.num_gpus:
+        alone = last and self.of.is_reduced_home(weight)
+        if last and not alone and self.of.every(weight, degrees.optimizer) < self.of.num_gpus:
             return self._held(name, weight, degrees.optimizer, (0, 0, COMPLETE))
-        if last and degrees.optimizer == 1:
+        if last and not alone and degrees.optimizer == 1:
             return self._entries(name, weight, 0, 0, totals)
         if last or (degrees.gradients != 1 and self.of.every(weight, degrees.gradients) == self.of.num_gpus):
             if len(set(totals)) == 1:

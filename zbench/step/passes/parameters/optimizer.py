@@ -27,7 +27,7 @@ def optimizer_template(
     for weight in weights:
         formula = layout[1].labels.index(weight)
         formulas.append(formula)
-        ops += _updates(formula, weight, of, lists)
+        ops += updates_of(formula, weight, of, lists)
         state, cut = f"s{weight}", of.degrees
         needs += rows.held(weight, weight, cut.weights) + rows.held(state, weight, cut.optimizer)
         needs += rows.gradients(weight, totals[weight], True)
@@ -35,7 +35,7 @@ def optimizer_template(
     return Template(name, layout[0], Operations.of(ops), tuple(formulas), Items.of(needs), Items.of(leaves))
 
 
-def _updates(formula: int, weight: str, of: ShardedParameters, lists: ListTable) -> list[list[int]]:
+def updates_of(formula: int, weight: str, of: ShardedParameters, lists: ListTable) -> list[list[int]]:
     """Returns the updates of a parameter: of the cells that each GPU has, as its optimizer state is cut."""
     degree, found = of.degrees.optimizer, []
     # Where state is everywhere or at home alone no run of GPUs says who has what: in pipelines a slice has any GPUs.

@@ -226,3 +226,20 @@ class ParameterRows:
         return [
             line for weight in weights for line in self.collectives(GATHER, weight, weight, levels, layer, transfer)
         ]
+
+
+def moved_entries(entries: list[list[int]], layout: StepLayout, lists: ListTable, place: int) -> list[list[int]]:
+    """Returns entries with their places counted from another place on; what is at home is told by its places."""
+    found = list[list[int]]()
+    for tensor, layer, places, list0, list1, *rest in entries:
+        if places != AT_HOME:
+            moved = lists.number(PLACE, lists.rows[places] + place)
+            found.append([tensor, layer, moved, list0, list1, *rest])
+            continue
+        home, axes = layout.tensors[tensor].home.reshape(layout.shape(tensor)), layout.tensors[tensor].axes
+        for row, homes in enumerate(home):
+            for one in np.unique(homes).tolist():
+                cells = [lists.number(axes[0], [row])] if axes else [-1]
+                cells.append(lists.number(axes[1], np.flatnonzero(homes == one)) if len(axes) > 1 else -1)
+                found.append([tensor, layer, lists.number(PLACE, [one + place]), *cells, *rest])
+    return found

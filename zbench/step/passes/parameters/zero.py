@@ -15,7 +15,8 @@ Megatron-LM's distributed optimizer gathers parameters too, with --overlap-param
 (Rajbhandari et al. 2020, arXiv 1910.02054.) Shards are flat: the parameters of a layer, of a tensor-parallel slice, one
 after another, in as many equal parts as there are groups. An expert-parallel slice of the experts is cut in the same
 way, in as many parts as there are GPUs that have it, and what layers of one kind alone have of other weights is cut by
-itself. Norms' gains, the router and a head of one value are whole at one home.
+itself. So are the two tables of tied embeddings in stages, each in halves of a GPU's share. Norms' gains, the router
+and a head of one value are whole at one home.
 """
 
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.describe.degrees import BY_STRATEGY, WORLD, ShardDegrees
-from zbench.describe.model import LINEAR, TIED, VALUE, WORDS, Model
+from zbench.describe.model import LINEAR, TIED, TWO_TABLES, VALUE, WORDS, Model
 from zbench.describe.overlap import ALL, END, StepOverlap
 from zbench.describe.overlap import LAYER as EACH_LAYER
 from zbench.step.index import Index
@@ -42,7 +43,13 @@ SHARED_WEIGHTS = ("wzs", "wds")  # of experts that all tokens pass
 COSINE_WEIGHTS = ("wp", "wc")  # of a router of cosines, in place of wr
 DENSE_WEIGHTS = ("wzf", "wdf")  # of the first layers, which are dense, of a model with experts
 WHOLE, OF_EXPERTS = ("g1", "g2", "gl", "wr", *COSINE_WEIGHTS, "vh"), ("ez", "ed")
-HEAD_WEIGHTS: Mapping[str, tuple[str, ...]] = {WORDS: ("gl", "wh"), TIED: ("gl", "we"), VALUE: ("gl", "vh")}
+TABLES = ("we", "wh")  # of words: the embedding's and the head's
+HEAD_WEIGHTS: Mapping[str, tuple[str, ...]] = {
+    WORDS: ("gl", "wh"),
+    TIED: ("gl", "we"),
+    TWO_TABLES: ("gl", "wh"),
+    VALUE: ("gl", "vh"),
+}
 GRADIENT_BYTES = 4  # of a parameter at least: summed in float32, as Megatron's and torchtitan's are by default
 MOMENT_BYTES = 12  # of a parameter: float32 weight and two moments (Rajbhandari et al. 2020, section 3.1)
 
@@ -269,6 +276,16 @@ class ShardedParameters:
         return outer_weights(self.model.kind_of_head)
 
     @property
+    def has_one_table(self) -> bool:
+        """Whether the head reads the embedding's table, where that is."""
+        return self.model.kind_of_head == TIED
+
+    def is_reduced_home(self, weight: str) -> bool:
+        """Returns whether a gradient is reduced to the homes of its cells alone, wherever it is needed: that of one of
+        two tables, which is not complete without the other one's."""
+        return self.model.has_two_tables and weight in TABLES
+
+    @property
     def of_head(self) -> tuple[str, ...]:
         """The parameters that are used after the layers."""
         return HEAD_WEIGHTS[self.model.kind_of_head]
@@ -289,10 +306,10 @@ class ShardedParameters:
         for names in (
             *of_kinds,
             [name for name in self.of_layers if name in OF_EXPERTS],
-            [name for name in self.outside if name not in WHOLE],
+            *self._cut_outside,
         ):
             sizes = [elements[name] // self.slices(name)[1] for name in names]
-            cells = self.num_gpus * self._cells
+            cells = self.num_gpus * self._cells * (self._halves(names[0]) if names else 1)
             each = max(-(-sum(sizes) * self.slices(name)[1] // cells) for name in names) if names else 1
             begin = 0
             for name, size in zip(names, sizes, strict=True):
@@ -303,6 +320,17 @@ class ShardedParameters:
         return found
 
     @property
+    def _cut_outside(self) -> list[list[str]]:
+        """The parameters of no layer that are cut, those in one list as one."""
+        names = [name for name in self.outside if name not in WHOLE]
+        return [[name] for name in names] if self.model.has_two_tables else [names]
+
+    def _halves(self, weight: str) -> int:
+        """Returns in how many parts each cell of a GPU's share is cut: in two of tables on two stages, each of which
+        sums up one (zbench.step.passes.parameters.tied_tables)."""
+        return 2 if self.model.has_two_tables and weight in TABLES else 1
+
+    @property
     def _cells(self) -> int:
         """The cells that a GPU's share of a slice is cut in: pieces of gradients, of which each worker has one."""
         between = self.overlap.experts.gradients
@@ -311,11 +339,16 @@ class ShardedParameters:
     @cached_property
     def shards(self) -> Mapping[str, tuple[Ints, Ints]]:
         """The elements and the groups of the shards of a slice of every parameter that is cut, by its name."""
-        return {name: (sizes, number // self._cells) for name, (sizes, number) in self._numbered.items()}
+        return {
+            name: (sizes, number // (self._cells * self._halves(name)))
+            for name, (sizes, number) in self._numbered.items()
+        }
 
     def pieces_of(self, weight: str) -> Ints:
         """Returns the piece of a GPU's share that each shard of a parameter is, 0 of one that is whole."""
-        return np.zeros(1, np.int64) if weight in WHOLE else self._numbered[weight][1] % self._cells
+        if weight in WHOLE:
+            return np.zeros(1, np.int64)
+        return np.asarray(self._numbered[weight][1] // self._halves(weight) % self._cells, np.int64)
 
     def indices(self) -> tuple[Index, ...]:
         """Returns the indices of shards, z and the parameter's name."""
