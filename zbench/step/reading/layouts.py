@@ -127,10 +127,9 @@ def _tensor(part: PartialLayout, scanner: Scanner) -> None:
     scanner.take(",")
     layers = scanner.take(*LAYERS)
     scanner.take(",")
-    begin = scanner.at
     unit = scanner.integer("a number of bytes")
     if unit < 1:
-        raise scanner.fault(f"a value has {unit} bytes; it takes at least 1", begin)
+        raise scanner.fault(f"a value has {unit} bytes; it takes at least 1", scanner.at - len(str(unit)))
     scanner.take("bytes")
     scanner.take(",")
     scanner.take("home")
