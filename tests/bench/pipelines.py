@@ -1,6 +1,9 @@
 """Pipelines side by side, as Hydraulis plans them, estimated and played: seconds, fullest GPU, and where they go.
 
-python -m tests.bench.pipelines     # a800_4x8, llama_7b, longtail_128k, ZeRO-1; about two minutes
+python -m tests.bench.pipelines [KEY=VALUE ...] # a800_4x8, llama_7b, longtail_128k, ZeRO-1; half a minute
+python -m tests.bench.pipelines all             # and each step with all of its layers as one program
+
+With system.tp_pp_pairs=... it is these pipelines alone.
 """
 
 import sys
@@ -19,14 +22,24 @@ from zbench.simulator.estimate.step import StepEstimate
 from zbench.simulator.steps.play import play_some_layers, play_step
 from zbench.step.passes.own_plans import plans_of_layouts
 
+PAIRS_KEY = "system.tp_pp_pairs"
 PAIRS = ("null", "[[8,1]]", "[[8,1],[2,1]]", "[[4,2]]", "[[8,2],[4,1]]", "[[2,4],[1,8]]")
 
 
-def row(pairs: str, every: bool) -> None:
-    overrides = ["cluster=a800_4x8", "model=llama_7b", "workload=longtail_128k", "system=hydraulis", "tracker=none"]
-    overrides += ["executor=simulated", "sharding=zero1", f"system.tp_pp_pairs={pairs}"]
+KEYS = {
+    "cluster": "a800_4x8",
+    "model": "llama_7b",
+    "workload": "longtail_128k",
+    "system": "hydraulis",
+    "tracker": "none",
+    "executor": "simulated",
+    "sharding": "zero1",
+}
+
+
+def row(keys: dict[str, str], every: bool) -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", overrides)
+        config = compose("config", [f"{key}={value}" for key, value in keys.items()])
     parts = Parts.of(config, Settings.of(config))
     batch, executor = parts.batch(0), parts.executor
     assert isinstance(executor, Simulated)
@@ -48,8 +61,9 @@ def row(pairs: str, every: bool) -> None:
 
 
 if __name__ == "__main__":
-    for each in PAIRS:
+    given = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
+    for pairs in PAIRS if PAIRS_KEY not in given else (given[PAIRS_KEY],):
         try:
-            row(each, "all" in sys.argv)
+            row({**KEYS, **given, PAIRS_KEY: pairs}, "all" in sys.argv)
         except ValueError as error:
-            print(f"{each}: {error}")
+            print(f"{pairs}: {error}")
