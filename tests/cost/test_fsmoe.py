@@ -59,6 +59,53 @@ def test_golden_values_of_the_published_planner(
     assert planned(layer(*keys, **more), *keys[:3], layers) == printed  # type: ignore[arg-type]
 
 
+# The same of the paper's two testbeds (arXiv 2501.10714, figure 5); the last number: GPUs over which an expert is cut.
+TESTBEDS = {
+    "planner": (STARTS, EACH, 8),
+    "A": ((0.287, 0.337, 4.26e-2, 0.395), (2.21e-7, 2.32e-6, 2.29e-11, 2.34e-7), 8),
+    "B": ((0.175, 3.20e-2, 9.24e-2, 3.91e-2), (3.06e-7, 1.68e-7, 4.42e-11, 1.67e-7), 4),
+}
+
+
+@pytest.mark.parametrize(
+    ("testbed", "keys", "kept", "matmuls", "gradients", "degree", "told", "best"),
+    [
+        ("A", (2, 1024, 4096, 16384), 1.2, 2, 4.74, 2, 28.0255, 28.0255),
+        ("A", (4, 256, 1024, 4096), 1.2, 3, 0.58, 1, 4.7629, 4.7629),
+        ("A", (1, 256, 2048, 8192), 1.2, 3, 3.94, 1, 4.5488, 4.5488),
+        ("B", (2, 1024, 4096, 16384), 1.2, 2, 4.74, 4, 9.6782, 9.6782),
+        ("B", (8, 512, 2048, 8192), 1.2, 2, 2.27, 4, 6.0333, 6.0333),
+        ("B", (4, 256, 1024, 4096), 1.2, 3, 0.58, 2, 1.4725, 1.4725),
+        ("planner", (2, 1024, 4096, 16384), 1.2, 2, 4.74, 4, 15.649, 15.649),
+        ("planner", (8, 512, 2048, 8192), 1.2, 2, 2.27, 8, 15.5605, 15.5605),
+        ("planner", (4, 256, 2048, 6144), 2.4, 2, 3.63, 2, 8.643, 8.4815),  # four chunks take less
+        ("planner", (1, 256, 2048, 2048), 2.4, 2, 2.68, 2, 4.2039, 4.1241),  # so does one
+    ],
+)
+def test_golden_seconds_of_the_published_optimiser(
+    testbed: str,
+    keys: tuple[int, int, int, int],
+    kept: float,
+    matmuls: int,
+    gradients: float,
+    degree: int,
+    told: float,
+    best: float,
+) -> None:
+    """Milliseconds of a backward with gradients on the links of exchanges, and the chunks that it chose (tools/optim.py,
+    optimize_degree): the closed form gives the same for that number, and at least as good a number."""
+    starts, each, shards = TESTBEDS[testbed]
+    batch, length, hidden, columns = keys
+    rows = kept * batch * length * hidden
+    sizes = (rows / shards, rows, rows * columns / shards * matmuls, rows)
+    exchange, gather, experts, reduction = (
+        LinearSeconds(start, one * size) for start, one, size in zip(starts, each, sizes, strict=False)
+    )
+    found = ExpertLayerSeconds(exchange, experts, gather, reduction).backward()
+    assert found.makespan(degree, gradients) == pytest.approx(told, abs=1e-4)
+    assert min(found.makespan(one, gradients) for one in DEGREES) == pytest.approx(best, abs=1e-4)
+
+
 def test_seconds_are_the_largest_of_four_sums() -> None:
     """By hand, of a layer in which each of them is the largest once."""
     second = LinearSeconds(0.0, 1.0)
