@@ -92,8 +92,8 @@ def test_golden_seconds_of_the_published_optimiser(
     told: float,
     best: float,
 ) -> None:
-    """Milliseconds of a backward with gradients on the links of exchanges, and the chunks that it chose (tools/optim.py,
-    optimize_degree): the closed form gives the same for that number, and at least as good a number."""
+    """Milliseconds of a backward with gradients on the links of exchanges, and the chunks that it chose
+    (tools/optim.py, optimize_degree): the closed form has the same for these, and at least as good a number."""
     starts, each, shards = TESTBEDS[testbed]
     batch, length, hidden, columns = keys
     rows = kept * batch * length * hidden
