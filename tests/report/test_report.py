@@ -170,7 +170,8 @@ def of_attention(path: str, run: int, **model: object) -> None:
 def test_runs_of_attention_alone_are_drawn_as_whole_steps_where_there_are_some(tmp_path: Path) -> None:
     settings = ["system=ring", "baseline=null", "steps=1"]
     of_attention(made(tmp_path, *settings), 0)
-    path = made(tmp_path, *settings, "parallel.pipeline_parallel=2", "sharding=zero1")
+    hosts = ["memory.offload=optimizer", "cluster=h100_4x8", "cluster.num_nodes=2"]
+    path = made(tmp_path, *settings, *hosts, "parallel.pipeline_parallel=2", "sharding=zero1")
     of_attention(path, 1, tied_embeddings=True)
     some, none = (report.look_inside(run, run.steps[0], {}) for run in read(path)[0])
     assert "attend forward" in some["timeline"]["names"]

@@ -18,7 +18,7 @@ from zbench.step.template import Step
 
 @dataclass(frozen=True)
 class ProcessOptions:
-    """How processes run the steps of cases. batched: messages in batches, as NCCL takes them. device: of
+    """Options of processes that run the steps of cases. batched: messages in batches, as NCCL takes them. device: of
     zbench.runtime.job.job.DEVICES."""
 
     batched: bool = False
