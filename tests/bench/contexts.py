@@ -24,6 +24,7 @@ CHOICES = (
     ("none", "none"), ("none", "loss"), ("selective", "loss"), ("full", "none"), ("full", "loss"),
     ("chunked", "chunks"), ("full", "chunks"), ("full", "offload"),
     ("none", "zero_offload"), ("full", "zero_offload"), ("full", OPTIMIZER), ("full", "alst"),
+    ("full", "alst memory.parameter_layers=all"),
 )  # fmt: skip
 GPUS, SYSTEM = (1, 2, 4, 8, 16, 32), "system=ring"
 
