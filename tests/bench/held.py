@@ -1,12 +1,13 @@
 """Bytes that processes have at their fullest beside those of a step's account, with host memory and any system's plans.
 
-python -m tests.bench.held   # docs/memory.md's table, measured on four gloo processes here: a minute
+python -m tests.bench.held [SYSTEM ...]   # docs/memory.md's table, measured on four gloo processes here: a minute
 
 Four GPUs on two nodes, five layers with feed-forwards of 256 columns, float64; sequences of very different lengths, so
 that systems cut some and keep others whole. Measured after every operation, and without logits, which are inside
 operations (tests/runtime/handlers/test_held_on_hosts.py holds the same cases to 3 %).
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -76,7 +77,7 @@ def plans_of(system: str) -> tuple[Plan, ...]:
     """Returns a system's plans for the batch, whatever is kept where: of GPUs with all the memory they ask for."""
     one = small(2, 2, memory=1e12)
     model = replace(MODEL, num_layers=LAYERS, num_kv_heads=4, ffn_hidden=256, recompute="full")
-    name, keys = SYSTEMS[system]
+    name, keys = SYSTEMS.get(system, (system, {}))
     found, _ = system_named(name, make_cost(one.cluster, model), keys)
     return tuple(found.plan(Batch(np.array(LENGTHS), 0, 0)))
 
@@ -95,13 +96,13 @@ def held_case(system: str, choice: Choice) -> HeldCase:
     return HeldCase(replace(StepCase.of(step, model, plans, 1), weighed=True), accounted)
 
 
-def main() -> None:
+def main(names: Sequence[str]) -> None:
     """Prints the table: of the fullest process what is accounted, what is measured and the difference, and the most and
     the least that any process has over what is accounted for it."""
     print(f"| system | {' | '.join(CHOICES)} |\n" + "|---" * (1 + len(CHOICES)) + "|")
     over = list[float]()
     with LocalFleet(4, RANK, ProcessOptions(), timeout=60) as ranks:
-        for system in SYSTEMS:
+        for system in names or SYSTEMS:
             cells = []
             for one in CHOICES.values():
                 of = held_case(system, one)
@@ -114,4 +115,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

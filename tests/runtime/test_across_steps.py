@@ -129,8 +129,8 @@ def trained(case: str, updates: str = ACROSS_STEPS, steps: Sequence[int] = range
 
 @cache
 def usual(case: str) -> Trained:
-    """The same steps of a case where CPUs update as gradients come (memory.host_updates=as_gradients_come), as other
-    ways to update are compared with it; trained once for all tests."""
+    """Trains a case with memory.host_updates=as_gradients_come, once for all tests, which compare other ways to update
+    with it."""
     return trained(case, AS_GRADIENTS_COME, warmup=0)
 
 

@@ -34,7 +34,7 @@ def test_planners_memory_is_that_of_live_ranges(sharding: Any) -> None:
 
 
 def test_a_groups_hidden_state_is_whole_where_words_are_looked_up() -> None:
-    """Of several groups of which none has all of the table's gradient."""
+    """Planners' memory is never below live ranges where no tensor-parallel group has all of the table's gradient."""
     for embeddings in (False, True):
         model = tied(2, tied_embeddings=embeddings, recompute="full", sharding="zero2")
         one = job(128256, **model)

@@ -30,7 +30,7 @@ LocalAttend = Callable[[Tensor, Tensor, Tensor], Tensor]  # the same, of a layer
 ROPE_BASE = 500_000.0  # Llama 3 report (arXiv 2407.21783), section 3.2
 INITIAL_STD = 0.02  # GPT (Radford et al. 2018), section 4.1; kept by GPT-2 and by public Llama code
 COMPUTE = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}  # dtype of activations by model.element_bytes
-DRAWN_AHEAD = 8  # parameters that threads draw at once
+MOST_DRAWN = 8  # whole parameters that threads draw at once, each of which takes its memory: a judgement
 
 
 class Transformer(nn.Module):
@@ -75,11 +75,11 @@ class Transformer(nn.Module):
     def drawn(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """Yields every parameter with its initial value, in order; threads draw a few of them ahead, as a large table
         keeps one of them busy for seconds."""
-        every = list(self.named_parameters())
-        with ThreadPoolExecutor(min(DRAWN_AHEAD, torch.get_num_threads())) as threads:
+        every, count = list(self.named_parameters()), min(MOST_DRAWN, torch.get_num_threads())
+        with ThreadPoolExecutor(count) as threads:
             ahead = deque[Future[Tensor]]()
             for at, (_, parameter) in enumerate(every):
-                while len(ahead) < DRAWN_AHEAD and at + len(ahead) < len(every):
+                while len(ahead) < count and at + len(ahead) < len(every):
                     ahead.append(threads.submit(self.draw, every[at + len(ahead)][0]))
                 yield parameter, ahead.popleft().result()
 
