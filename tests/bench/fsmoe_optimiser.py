@@ -32,13 +32,7 @@ def of_testbed(name: str) -> Iterator[Case]:
         columns, kept = hidden * int(rng.choice((1, 2, 3, 4))), float(rng.choice((1.2, 2.4)))
         matmuls = int(rng.choice((2, 3)))
         rows = kept * tokens * hidden
-        sizes = [
-            rows / shards,
-            rows,
-            rows * columns / shards * matmuls,
-            rows,
-            0.0,
-        ]  # no all-reduce: gradients are given as their time
+        sizes = [rows / shards, rows, rows * columns / shards * matmuls, rows, 0.0]  # gradients are given as their time
         yield [*starts[:4], 0.0], [*each[:4], 0.0], sizes, float(rng.uniform(0, 5))
 
 

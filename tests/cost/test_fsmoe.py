@@ -99,7 +99,7 @@ def test_golden_seconds_of_the_published_optimiser(
     rows = kept * batch * length * hidden
     sizes = (rows / shards, rows, rows * columns / shards * matmuls, rows)
     exchange, gather, experts, reduction = (
-        LinearSeconds(start, one * size) for start, one, size in zip(starts, each, sizes, strict=False)
+        LinearSeconds(start, one * size) for start, one, size in zip(starts[:4], each[:4], sizes, strict=True)
     )
     found = ExpertLayerSeconds(exchange, experts, gather, reduction).backward()
     assert found.makespan(degree, gradients) == pytest.approx(told, abs=1e-4)
