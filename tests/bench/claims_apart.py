@@ -127,7 +127,7 @@ def layer_ratios(worlds: Sequence[str]) -> list[Ratio]:
 
 def context_ratios(worlds: Sequence[str]) -> list[Ratio]:
     """Returns how many times as long a context is, of llama3_8b on eight H100, with other windows and in two worlds
-    (docs/memory.md); an account of memory knows no seconds, so other worlds are not played."""
+    (docs/memory/contexts.md); an account of memory knows no seconds, so other worlds are not played."""
     chunks = Ratio("MsT: chunks over recomputation alone, 8 GPUs", "4 on one GPU")
     alst = Ratio("ALST: over its tiles without host memory, 8 GPUs", "")
     causes = {"nominal": "", "window 0": "sharding.window=0", "window 2": "sharding.window=2"}

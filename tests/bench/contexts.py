@@ -1,4 +1,4 @@
-"""The longest sequence that a job has room for: docs/memory.md's table of contexts.
+"""The longest sequence that a job has room for: docs/memory/contexts.md's table of contexts.
 
 python -m tests.bench.contexts [MODEL [CLUSTER [GPUS ...]]] [system=NAME]   # llama3_8b h100_4x8 1 2 4 8 16 32: minutes
 

@@ -1,6 +1,6 @@
 """Bytes that processes have at their fullest beside those of a step's account, with host memory and any system's plans.
 
-python -m tests.bench.held [SYSTEM ...]   # docs/memory.md's table, measured on four gloo processes here: a minute
+python -m tests.bench.held [SYSTEM ...]   # docs/memory/measured.md's table, on four gloo processes here: a minute
 
 Four GPUs on two nodes, five layers with feed-forwards of 256 columns, float64; sequences of very different lengths, so
 that systems cut some and keep others whole. Measured after every operation, and without logits, which are inside

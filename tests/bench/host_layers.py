@@ -1,6 +1,6 @@
 """Numbers of layers that are recomputed and on hosts: the closed form's and a run's beside what the clock finds.
 
-python -m tests.bench.host_layers [key=value ...]   # one batch; a minute or two; docs/memory.md has the table
+python -m tests.bench.host_layers [key=value ...]   # one batch; a minute or two; docs/memory/optimizer.md has the table
 
 The closed form (zbench.simulated.host_layers) chooses, and its step is played; so is that of the run, which plans for
 the closed form's candidates. Then a search by the clock begins at the better one:

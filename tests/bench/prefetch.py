@@ -1,6 +1,6 @@
 """What bringing parameters from hosts earlier can gain: steps with wider windows beside what no order of copies beats.
 
-python -m tests.bench.prefetch [key=value ...]   # two to three minutes; docs/memory.md has what came of it
+python -m tests.bench.prefetch [key=value ...]   # two to three minutes; docs/memory/optimizer.md has what came of it
 
 llama_7b on 1, 4 and 8 GPUs of a node whose parameters all rest on hosts, with and without optimizer state there, two
 links, three numbers of tokens, one batch each, simulated: seconds with windows of 0, 1 and the best of 2 to 4 layers;

@@ -1,6 +1,6 @@
 """Whole steps with activations on hosts, of plans that know what they wait for beside those of planners that do not.
 
-python -m tests.bench.priced_hosts [key=value ...]   # two minutes; docs/memory.md has what came of it
+python -m tests.bench.priced_hosts [key=value ...]   # two minutes; docs/memory/activations.md has what came of it
 
 Six systems (or systems=a,b with ZeRO-3), four workloads, two clusters, all layers on hosts and as few as fit, one batch
 each, simulated: seconds of the plans that are made without what layers wait for, and of those that are taken; the

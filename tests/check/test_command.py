@@ -36,6 +36,13 @@ def test_exit_codes_and_the_line_that_shows_it_again(call) -> None:  # type: ign
     assert call(f"loss {HERE}:refuses_odd case=odd")[0] == 1  # nothing was found to be exact
 
 
+@pytest.mark.parametrize("line", ["--help", "loss --help", "attention -h", "loss torch --help", "schedule --help"])
+def test_help_stands_anywhere(call, line: str) -> None:  # type: ignore[no-untyped-def]
+    code, told = call(line)
+    assert code == 0
+    assert "zbench check schedule FILE.json" in told
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [

@@ -26,6 +26,7 @@ torch_chunks, torch_linear; attention: torch_sdpa). Keys: case=NAME,NAME (defaul
 device=cpu|cuda, ranks=N processes (default 1), over=mean|sum (how the losses of several processes make one), seconds=N
 that a process may wait for the others.
 Exit codes: 0 everything is exact, 1 something is not, 2 bad input."""
+_HELP = ("-h", "--help")
 
 
 def main() -> int:
@@ -34,7 +35,7 @@ def main() -> int:
 
 
 def _main(words: Sequence[str]) -> int:
-    if not words or words[0] in ("-h", "--help"):
+    if not words or any(word in _HELP for word in words):
         print(USAGE)
         return 0 if words else 2
     kinds: dict[str, Callable[[str, Sequence[str]], int]] = {

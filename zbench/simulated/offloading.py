@@ -35,7 +35,7 @@ from zbench.simulator.estimate.step import StepEstimate
 from zbench.step.passes.own_plans import own_plans
 
 NOTE = "planned_on_hosts"  # of a step's first plan: for what its plans were made, and the estimates of all
-KNOWN = 0.01  # of an estimate: plans that were shorter by less took longer as often as not (docs/memory.md)
+KNOWN = 0.01  # of an estimate: plans that were shorter by less took longer as often as not (docs/memory/activations.md)
 _ROUNDING = 1e-9  # relative, of estimates that are sums of the same seconds in another order
 UNPRICED, PRICED = "computed", "copied"  # planned with as many layers as can go, without and with what they wait for
 

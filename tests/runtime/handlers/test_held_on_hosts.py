@@ -1,5 +1,5 @@
 """Processes have as many bytes at their fullest as the account of the step says, with inputs, activations or optimizer
-state on hosts and any system's plans (the table of docs/memory.md: python -m tests.bench.held)."""
+state on hosts and any system's plans (the table of docs/memory/measured.md: python -m tests.bench.held)."""
 
 from itertools import product
 

@@ -24,6 +24,7 @@ from zbench.correctness.loop.chosen import SYSTEMS, each_layout, every_loop, pai
 from zbench.correctness.loop.driver import LoopDriver, LoopIteration
 from zbench.describe.checks import check_whole_number
 from zbench.describe.rollouts.stages import COLOCATE, PLACEMENTS
+from zbench.describe.units import with_noun
 from zbench.rollouts.engines import HYBRIDFLOW
 from zbench.rollouts.experience import LEARNT_BY, SAFE_RLHF
 from zbench.runtime.job.step_job import Sizes
@@ -96,7 +97,10 @@ class LoopVerdict:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command with the words that follow its name; returns the exit code."""
-    parser = Parser(prog="python -m zbench.correctness loop", description="Generation and training, on processes.")
+    parser = Parser(
+        prog="python -m zbench.correctness loop",
+        description="Generation and training by turns on processes, compared with one process that does the same.",
+    )
     choices = {"systems": SYSTEMS, "algorithms": LEARNT_BY, "schedules": LOOP_SCHEDULES, "placements": PLACEMENTS}
     for name, some in choices.items():
         parser.add_argument(f"--{name}", default=",".join(some), help="by commas (default %(default)s)")
@@ -248,7 +252,11 @@ def _other_tokens(one: LoopIteration, wanted: AloneReport) -> list[int]:
 
 def _print(found: Sequence[LoopVerdict]) -> None:
     """Prints the table, then failures and a last line that counts them."""
-    table = Table(title=f"{GROUP} responses a prompt; differences to one process")
+    table = Table(
+        title=f"{GROUP} responses a prompt; differences to one process",
+        caption="A loop: the engine that brings weights to generation, training's degrees (pipeline-tensor-data) to "
+        "generation's (pipeline-tensor), algorithm, schedule, system",
+    )
     for name in TITLES:
         table.add_column(name, justify="right" if name in TITLES[1:-1] else "left")
     for one in found:
@@ -257,4 +265,5 @@ def _print(found: Sequence[LoopVerdict]) -> None:
     failed = [one for one in found if one.fault]
     for one in failed:
         print(f"FAILED {one.loop}: {one.fault}")
-    print(f"{len(found)} loops, {len(failed)} of them FAILED")
+    loops = with_noun(len(found), "loop")
+    print(f"{loops} of generation and training compared with one process, {len(failed)} of them FAILED")

@@ -2,7 +2,7 @@
 
 A layer's backward has four that are fullest in turn, as what there is of a token gets less and gradients of parameters
 get more: the feed-forward's halves, its norm, attention, and the projections before that. Then there is the loss, on
-the last stage. Docs/memory.md has them in a table.
+the last stage. Docs/memory/planners.md has them in a table.
 
 A stage's ranks have a share of everything but of what tensor parallelism gathers and has not reduced yet: a hidden
 state of all tokens is then whole on every rank, which on 16 ranks is as much as half a layer that is kept.
