@@ -1,7 +1,7 @@
 """The steps of workers that train apart: each one's own, of its own plans, and what their rounds end with, proven."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from zbench.describe.batch import Batch
@@ -68,7 +68,6 @@ class WorkerSteps:
                 f"sharding.collectives is {self.overlap.collectives}; with sync={self.sync.method} workers gather and "
                 f"reduce apart, and once a round over all, at once, so it takes {FLAT}"
             )
-        self.model.check_alike(f"sync is {self.sync.method}, whose rounds add up parameters of layers of one kind")
         if self.gpus[1] % self.experts.degree:
             raise ValueError(
                 f"all experts are on {self.experts.degree} GPUs (parallel.expert_parallel times "
@@ -105,10 +104,7 @@ class WorkerSteps:
     @property
     def parameters(self) -> OuterParameters:
         """The parameters of all workers."""
-        return self._parameters_of(self.model)
-
-    def _parameters_of(self, model: Model) -> OuterParameters:
-        return OuterParameters.of(model, self.gpus, zero_of(model), self.experts)
+        return OuterParameters.of(self.model, self.gpus, zero_of(self.model), self.experts)
 
     def of(self, batch: Batch, plans: Sequence[Plan]) -> list[WorkerStep | None]:
         """Returns every worker's step of a batch's plans, proven; None of a worker without tokens.
@@ -129,22 +125,24 @@ class WorkerSteps:
         Streaming DiLoCo has it; what is outside the layers is averaged with the first fragment. kind: one of
         zbench.step.passes.rounds.outer_step.PHASES."""
         layers = tuple(range(fragment, self.model.num_layers, self.sync.fragments))
-        return FragmentEnd(fragment, self._made(kind, len(layers), fragment == 0), layers)
+        dense = sum(layer < self.model.dense_layers for layer in layers)
+        return FragmentEnd(fragment, self._made(kind, (dense, len(layers) - dense), fragment == 0), layers)
 
     @property
     def whole(self) -> Step:
         """The end of a round of all parameters together, of which one after the other is done; with an average that is
         used late the first, which leaves it under way."""
-        return self._made(FIRST if self.sync.age else NOW, self.model.num_layers, True)
+        dense = self.model.dense_layers
+        return self._made(FIRST if self.sync.age else NOW, (dense, self.model.num_layers - dense), True)
 
-    def _made(self, kind: str, layers: int, outside: bool) -> Step:
+    def _made(self, kind: str, layers: tuple[int, int], outside: bool) -> Step:
+        """Returns an end of a round, proven. layers: dense ones before others, and these others."""
         key = kind, layers, outside
         if key not in self._known:
-            model = replace(self.model, num_layers=layers)
-            self._known[key] = outer_step(model, self._parameters_of(model), kind, outside)
+            self._known[key] = outer_step(self.model, self.parameters, kind, outside, layers)
             prove_step(self._known[key])
         return self._known[key]
 
     @cached_property
-    def _known(self) -> dict[tuple[str, int, bool], Step]:
+    def _known(self) -> dict[tuple[str, tuple[int, int], bool], Step]:
         return {}
