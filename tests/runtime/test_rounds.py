@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.runtime.test_conformance import MODEL
 from tests.runtime.test_step_executor import cost_of
 from zbench.cost.cost import Cost
-from zbench.cost.job import worker_cost
+from zbench.cost.job import make_cost, worker_cost
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import UNCUT
 from zbench.describe.expert_schedule import USUAL_EXPERTS, Experts
@@ -329,6 +329,31 @@ def test_experts_over_a_worker_s_gpus(case: str) -> None:
     assert all(one.checks["bytes"] >= 0 for one in found)
     assert not any("experts" in one.nic_tx_for for one in found)
     assert any("gradients" in one.nic_tx_for for one in found)
+
+
+HOST = {"host_bandwidth": 25e9, "host_efficiency": 0.8, "host_latency": 1e-5, "host_memory": 2.0**36}
+# (cost, rounds, planner); what layers keep waits in the host memory of a worker's node, or of its part of one
+ON_HOSTS: dict[str, Any] = {
+    "slowmo, activations of a node's two ranks, ZeRO-3": (
+        cost_of(2, 2, sharding="zero3", recompute="selective", offload="activations"),
+        RoundSync(SLOWMO, 2, "node", lr=0.8, momentum=0.5),
+        Zeppelin,
+    ),
+    "co2, inputs of half of the tokens, four ranks": (
+        cost_of(2, 2, sharding="none", recompute="full", offload="inputs", offload_tokens=0.5),
+        RoundSync(CO2, 2, "rank", momentum=0.4, penalty="gap_aware"),
+        Ring,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ON_HOSTS)
+def test_what_layers_keep_waits_in_host_memory_of_each_worker(case: str) -> None:
+    cost, sync, planner = ON_HOSTS[case]
+    cost = make_cost(replace(cost.cluster, **HOST), cost.model)
+    found, parts = trained(cost, sync, ADAMW, planner, 4)
+    assert [one.loss for one in found] == pytest.approx(simulated(sync, ADAMW, parts), rel=1e-12)
+    assert all(one.checks["bytes"] >= 0 for one in found)
 
 
 def test_all_experts_are_inside_a_worker() -> None:

@@ -128,6 +128,7 @@ class PlayedRounds:
             nic_rx_bytes=nic_rx,
             nvlink_bytes=sum(one.nvlink_bytes for one in found if one is not None),
             peak_bytes=peak,
+            host_bytes=self._of_nodes(joined(lambda one: one.host_bytes, [0] * len(some.host_bytes))),
             out_of_memory=max(peak) > some.capacity_bytes,
             phases={name: max(one.phases[name] for one in found if one is not None) for name in some.phases},
             seconds_for={
@@ -136,6 +137,11 @@ class PlayedRounds:
             },
             nic_tx_for={name: sizes for name, sizes in nic_tx_for.items() if any(sizes)},
         )
+
+    def _of_nodes(self, host_bytes: Sequence[int]) -> list[int]:
+        """Returns the bytes in every node's host memory. host_bytes: of every worker's part of one."""
+        each = 1 if self.steps.sync.worker == NODE else self.cost.gpus.cluster.gpus_per_node
+        return [sum(host_bytes[at : at + each]) for at in range(0, len(host_bytes), each)]
 
     @cached_property
     def resting(self) -> Any:

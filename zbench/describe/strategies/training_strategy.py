@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zbench.describe.checks import CHOSEN
+from zbench.describe.checks import CHOSEN, FEWEST
 from zbench.describe.degrees import NESTED
 from zbench.describe.exchanges import NONE, ExchangeOverlap
 from zbench.describe.expert_schedule import AUTO, DRAWN, FLAT, PLANNED, SEQUENTIAL, WITH_LAYER, Experts
@@ -115,10 +115,18 @@ class TrainingStrategy:
                 f"sharding is {self.sharding.told}; with {sync} each worker cuts its own parameters, so it takes none, "
                 "zero1, zero2 or zero3"
             )
-        if self.memory.uses_hosts:
+        memory = self.memory
+        if memory.rests_on_hosts:
             raise ValueError(
-                f"{self.memory.told_of_hosts}; with {sync} workers share a node's host memory, so it takes {NOWHERE}"
+                f"{memory.told_of_hosts}; with {sync} optimizer state and parameters are averaged where GPUs have "
+                f"them, so it takes {NOWHERE}, inputs or activations"
             )
+        for key, others in (("offload_layers", "a number"), ("offload_tokens", "a share")):
+            if getattr(memory, key) == FEWEST:
+                raise ValueError(
+                    f"memory.{key} is {FEWEST}; with {sync} workers have steps of their own, for which nothing is "
+                    f"chosen batch by batch, so it takes {ALL_LAYERS} or {others}"
+                )
 
     def _check_job(self) -> None:
         """Refuses rollouts with what their iterations have no stages of.

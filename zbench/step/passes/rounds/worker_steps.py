@@ -42,8 +42,8 @@ class FragmentEnd:
 @dataclass(frozen=True)
 class WorkerSteps:
     """The steps of a run whose workers train apart. executor: its name, for sentences. model: as GPUs have it. gpus: of
-    the cluster, and of a worker. overlap, cluster, experts: of a worker's own steps, as in ProvenSteps; all experts are
-    inside each worker.
+    the cluster, and of a worker. overlap, experts: of a worker's own steps, as in ProvenSteps; all experts are inside
+    each worker. cluster: of all GPUs, of which each worker has its part; None: nothing has to fit.
 
     Raises:
         ValueError: there are no such steps.
@@ -97,7 +97,7 @@ class WorkerSteps:
             self.gpus[1],
             overlap=self.overlap,
             experts=self.experts,
-            cluster=self.cluster,
+            cluster=None if self.cluster is None else self.sync.worker_cluster(self.cluster),
             workers=self.workers,
         )
 
