@@ -305,6 +305,13 @@ EXPERTS: dict[str, Any] = {
         8,
         {"expert_parallel": 2},
     ),
+    "diloco, chunks that are chosen for each worker": (
+        cost_of(2, 2, MOE, sharding="zero1"),
+        RoundSync(DILOCO, 2, "node", lr=0.7, momentum=0.9),
+        Zeppelin,
+        4,
+        {"expert_parallel": 2, "experts": Experts("tutel", "auto", skew=1.0)},
+    ),
     "local_sgd, experts at home, unevenly popular": (
         cost_of(2, 1, MOE),
         RoundSync(LOCAL_SGD, 2, "rank"),
@@ -344,6 +351,11 @@ ON_HOSTS: dict[str, Any] = {
         RoundSync(CO2, 2, "rank", momentum=0.4, penalty="gap_aware"),
         Ring,
     ),
+    "local_sgd, as few layers' inputs as fit": (
+        cost_of(2, 2, sharding="zero1", recompute="full", offload="inputs", offload_layers="auto"),
+        RoundSync(LOCAL_SGD, 2, "node"),
+        Zeppelin,
+    ),
 }
 
 
@@ -354,6 +366,7 @@ def test_what_layers_keep_waits_in_host_memory_of_each_worker(case: str) -> None
     found, parts = trained(cost, sync, ADAMW, planner, 4)
     assert [one.loss for one in found] == pytest.approx(simulated(sync, ADAMW, parts), rel=1e-12)
     assert all(one.checks["bytes"] >= 0 for one in found)
+    assert any("offloaded_layers" in one.recompute for one in found) == (cost.model.offload_layers == "auto")
 
 
 def test_all_experts_are_inside_a_worker() -> None:

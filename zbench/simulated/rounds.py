@@ -23,6 +23,7 @@ from zbench.describe.sync import NODE
 from zbench.interfaces.result import StepResult, kept_rows
 from zbench.plans.plan import Plan
 from zbench.simulated.drawn_rows import expert_rows
+from zbench.simulated.open_choices import told_of_workers
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.simulator.steps.play import PlayedStep, play_step
 from zbench.step.passes.own_plans import plans_of_layouts
@@ -80,6 +81,7 @@ class PlayedRounds:
         rows = expert_rows(self.steps.own, batch, [one.plans for one in every if one is not None])
         bound = step_bound_seconds(batch, self.cost, kept_rows(rows))
         result = replace(self._together(found), seconds=seconds, bound_seconds=bound, expert_rows=rows)
+        result = told_of_workers(result, batch, every)
         self._pass(seconds)
         for one in round_ends(sync, batch.step):
             result = self._ended(result, one)

@@ -1,8 +1,9 @@
 """The steps of workers that train apart: each one's own, of its own plans, and what their rounds end with, proven."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
@@ -20,11 +21,35 @@ from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
 
 
+class OwnChoice(Protocol):
+    """What is chosen for one worker's part of a batch."""
+
+    @property
+    def steps(self) -> ProvenSteps:
+        """The steps of the worker, with nothing left open."""
+
+
+@dataclass(frozen=True)
+class NothingOpen:
+    """The choice of a run that leaves nothing open: the steps as they are."""
+
+    steps: ProvenSteps
+
+
+Choose = Callable[[ProvenSteps, Batch, tuple[Plan, ...]], OwnChoice]
+
+
+def nothing_open(steps: ProvenSteps, batch: Batch, plans: tuple[Plan, ...]) -> OwnChoice:
+    """Returns the choice of a run that leaves nothing open."""
+    return NothingOpen(steps)
+
+
 @dataclass(frozen=True)
 class WorkerStep:
-    """A worker's own part of a batch: its plans, the step of these, and its tokens."""
+    """A worker's own part of a batch: its plans, what was chosen for them, their step, and its tokens."""
 
     plans: tuple[Plan, ...]
+    chosen: OwnChoice
     step: Step
     tokens: int
 
@@ -44,6 +69,7 @@ class WorkerSteps:
     """The steps of a run whose workers train apart. executor: its name, for sentences. model: as GPUs have it. gpus: of
     the cluster, and of a worker. overlap, experts: of a worker's own steps, as in ProvenSteps; all experts are inside
     each worker. cluster: of all GPUs, of which each worker has its part; None: nothing has to fit.
+    choose: what the strategy leaves open for every batch, of a worker's steps and its plans.
 
     Raises:
         ValueError: there are no such steps.
@@ -56,6 +82,7 @@ class WorkerSteps:
     overlap: StepOverlap = USUAL
     cluster: Cluster | None = None
     experts: ExpertParallel = TOGETHER
+    choose: Choose = nothing_open
 
     def __post_init__(self) -> None:
         if self.workers < 2:
@@ -116,8 +143,11 @@ class WorkerSteps:
         found: list[WorkerStep | None] = []
         for worker in range(self.workers):
             mine = plans_of_worker(plans, worker, self.gpus[1])
-            tokens = sum(int(plan.own_lengths.sum()) for plan in mine)
-            found.append(WorkerStep(mine, self.own.of(batch, mine), tokens) if mine else None)
+            if not mine:
+                found.append(None)
+                continue
+            chosen, tokens = self.choose(self.own, batch, mine), sum(int(plan.own_lengths.sum()) for plan in mine)
+            found.append(WorkerStep(mine, chosen, chosen.steps.of(batch, mine), tokens))
         return found
 
     def end(self, fragment: int, kind: str) -> FragmentEnd:
