@@ -39,6 +39,7 @@ SYSTEMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # by the table's words
     "hybrid_dp": ("hybrid_dp", {}),
     "flexsp": ("flexsp", {}),
     "zeppelin": ("zeppelin", {}),
+    "magi_dispatch": ("magi_dispatch", {}),
 }
 LENGTHS = (257, 40, 100, 33, 60, 9)
 LAYERS = 5

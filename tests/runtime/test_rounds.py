@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.runtime.test_conformance import MODEL
 from tests.runtime.test_step_executor import cost_of
 from zbench.cost.cost import Cost
-from zbench.cost.job import worker_cost
+from zbench.cost.job import make_cost, worker_cost
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import UNCUT
 from zbench.describe.expert_schedule import USUAL_EXPERTS, Experts
@@ -35,9 +35,11 @@ from zbench.runtime.steps.tokens import routes_of, tokens_of
 from zbench.runtime.training.text import sequences
 from zbench.step.outer_update import outer_update
 from zbench.step.passes.own_plans import parts_of_layouts
+from zbench.step.passes.parameters.zero import weights_of_kinds
 from zbench.step.passes.rounds.order import round_ends
 from zbench.step.passes.rounds.outer_step import ARRIVED
 from zbench.step.passes.routing import ExpertParallel
+from zbench.step.tensor import FOLLOWING, LEADING
 from zbench.systems.ring import Ring
 from zbench.systems.zeppelin.planner import Zeppelin
 from zbench.workloads.fixed import Fixed
@@ -57,10 +59,17 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def begun(model: Model = MODEL) -> Weights:
-    draw, found = InitialWeights(model, 3), dict[str, Tensor]()
+    """The weights that a run begins with; those of a kind of layers are 0 in layers of the other kind."""
+    draw, found, kinds = InitialWeights(model, 3), dict[str, Tensor](), weights_of_kinds(model)
+    first, others = range(model.dense_layers), range(model.dense_layers, model.num_layers)
     for name in (*OUTSIDE, *layer_names(model)):
-        every = [draw(name, layer) for layer in range(1 if name in OUTSIDE else model.num_layers)]
-        found[name] = (every[0] if name in OUTSIDE else torch.stack(every)).double()
+        if name in OUTSIDE:
+            found[name] = draw(name, 0).double()
+            continue
+        of = {LEADING: first, FOLLOWING: others}.get(kinds[name], range(model.num_layers))
+        some = draw(name, of[0])
+        every = [draw(name, layer) if layer in of else some * 0 for layer in range(model.num_layers)]
+        found[name] = torch.stack(every).double()
     return found
 
 
@@ -251,6 +260,7 @@ def test_losses_are_those_of_workers_in_one_process(case: str) -> None:
 
 MOE = replace(MODEL, ffn_hidden=16, num_experts=4, experts_per_token=2)
 SHARED = replace(MOE, shared_experts=1)
+DENSE_FIRST = replace(SHARED, num_layers=3, dense_layers=1, dense_ffn_hidden=20)
 # (cost, rounds, planner, steps, how experts are laid out and chosen); workers are nodes of two GPUs
 EXPERTS: dict[str, Any] = {
     "slowmo, experts on two GPUs, ZeRO-3, unevenly popular": (
@@ -281,6 +291,27 @@ EXPERTS: dict[str, Any] = {
         8,
         {"expert_parallel": 2},
     ),
+    "slowmo, a dense layer before others, ZeRO-3": (
+        cost_of(2, 2, DENSE_FIRST, sharding="zero3"),
+        RoundSync(SLOWMO, 2, "node", lr=0.8, momentum=0.5),
+        Zeppelin,
+        4,
+        {"expert_parallel": 2, "experts": Experts(skew=1.0)},
+    ),
+    "streaming, a fragment of dense layers alone, ZeRO-1": (
+        cost_of(2, 2, replace(DENSE_FIRST, num_layers=3, dense_layers=2), sharding="zero1"),
+        RoundSync(STREAMING_DILOCO, 4, "node", lr=0.6, momentum=0.7, fragments=3, delay=1, mixing=0.3),
+        Zeppelin,
+        8,
+        {"expert_parallel": 2},
+    ),
+    "diloco, chunks that are chosen for each worker": (
+        cost_of(2, 2, MOE, sharding="zero1"),
+        RoundSync(DILOCO, 2, "node", lr=0.7, momentum=0.9),
+        Zeppelin,
+        4,
+        {"expert_parallel": 2, "experts": Experts("tutel", "auto", skew=1.0)},
+    ),
     "local_sgd, experts at home, unevenly popular": (
         cost_of(2, 1, MOE),
         RoundSync(LOCAL_SGD, 2, "rank"),
@@ -305,6 +336,37 @@ def test_experts_over_a_worker_s_gpus(case: str) -> None:
     assert all(one.checks["bytes"] >= 0 for one in found)
     assert not any("experts" in one.nic_tx_for for one in found)
     assert any("gradients" in one.nic_tx_for for one in found)
+
+
+HOST = {"host_bandwidth": 25e9, "host_efficiency": 0.8, "host_latency": 1e-5, "host_memory": 2.0**36}
+# (cost, rounds, planner); what layers keep waits in the host memory of a worker's node, or of its part of one
+ON_HOSTS: dict[str, Any] = {
+    "slowmo, activations of a node's two ranks, ZeRO-3": (
+        cost_of(2, 2, sharding="zero3", recompute="selective", offload="activations"),
+        RoundSync(SLOWMO, 2, "node", lr=0.8, momentum=0.5),
+        Zeppelin,
+    ),
+    "co2, inputs of half of the tokens, four ranks": (
+        cost_of(2, 2, sharding="none", recompute="full", offload="inputs", offload_tokens=0.5),
+        RoundSync(CO2, 2, "rank", momentum=0.4, penalty="gap_aware"),
+        Ring,
+    ),
+    "local_sgd, as few layers' inputs as fit": (
+        cost_of(2, 2, sharding="zero1", recompute="full", offload="inputs", offload_layers="auto"),
+        RoundSync(LOCAL_SGD, 2, "node"),
+        Zeppelin,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ON_HOSTS)
+def test_what_layers_keep_waits_in_host_memory_of_each_worker(case: str) -> None:
+    cost, sync, planner = ON_HOSTS[case]
+    cost = make_cost(replace(cost.cluster, **HOST), cost.model)
+    found, parts = trained(cost, sync, ADAMW, planner, 4)
+    assert [one.loss for one in found] == pytest.approx(simulated(sync, ADAMW, parts), rel=1e-12)
+    assert all(one.checks["bytes"] >= 0 for one in found)
+    assert any("offloaded_layers" in one.recompute for one in found) == (cost.model.offload_layers == "auto")
 
 
 def test_all_experts_are_inside_a_worker() -> None:

@@ -9,7 +9,7 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.model import Model
-from zbench.describe.sync import NODE, RoundSync
+from zbench.describe.sync import RoundSync
 
 
 def make_cost(
@@ -72,8 +72,4 @@ def _with_ranks(cluster: Cluster, model: Model) -> Model:
 
 def worker_cost(cost: Cost, sync: RoundSync) -> Cost:
     """Returns the cost model of one worker's GPUs, which are a cluster of its own."""
-    cluster = cost.gpus.cluster
-    gpus = sync.worker_gpus(cluster.gpus_per_node)
-    nics = cluster.nics_per_node if sync.worker == NODE else 1
-    own = replace(cluster, num_nodes=1, gpus_per_node=gpus, nics_per_node=nics)
-    return cost_like(cost, own, cost.gpus.model, False)
+    return cost_like(cost, sync.worker_cluster(cost.gpus.cluster), cost.gpus.model, False)

@@ -5,10 +5,11 @@ arithmetic.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zbench.describe.checks import check_whole_number
+from zbench.describe.cluster import Cluster
 
 EVERY_STEP, LOCAL_SGD, SLOWMO, CO2, DILOCO, STREAMING_DILOCO = METHODS = (
     "every_step",
@@ -113,6 +114,17 @@ class RoundSync:
     def worker_gpus(self, gpus_per_node: int) -> int:
         """Returns the GPUs of a worker."""
         return gpus_per_node if self.worker == NODE else 1
+
+    def worker_cluster(self, cluster: Cluster) -> Cluster:
+        """Returns one worker's part of a cluster of GPUs, a cluster of its own: a node, or one GPU with its NIC and its
+        share of the node's host memory and of what this is updated at."""
+        if self.worker == NODE:
+            return replace(cluster, num_nodes=1)
+        shared = {
+            name: None if (value := getattr(cluster, name)) is None else value / cluster.gpus_per_node
+            for name in ("host_memory", "host_adam_bandwidth")
+        }
+        return replace(cluster, num_nodes=1, gpus_per_node=1, nics_per_node=1, **shared)
 
     def is_last(self, step: int) -> bool:
         """Returns whether a step, counted from 0, is the last one of its round."""

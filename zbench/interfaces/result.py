@@ -58,7 +58,8 @@ class StepResult:
         [num_nics][num_intervals].
     recompute: {} or, where training is real, what ran again and why (zbench.runtime.job.footprint.LevelChoice).
     expert_chunks: {} or the chunks in which tokens went to experts, and the seconds of those that were compared
-        (zbench.simulated.expert_degrees.ChosenChunks).
+        (zbench.simulated.expert_degrees.ChosenChunks); where workers train apart what they have in common, and of each
+        by itself ("workers").
     exchange_slices: {} or, where their number was open, the "slices" of each GPU's own tokens in which exchanges of
         tensor-parallel groups went, and the "seconds" of the steps that were compared, by number.
     expert_rows: {} or, with a capacity of experts, the share of tokens' choices that are "dropped" and of experts' rows

@@ -67,9 +67,12 @@ def _slices_words(step: Step) -> str:
 
 def _chunks_words(step: Step) -> str:
     """Returns in how many chunks tokens went to experts, where something was compared for that."""
-    forward, backward = (_of(step, "expert_chunks", way) for way in ("forward", "backward"))
-    if forward is None or backward is None or not _of(step, "expert_chunks", "seconds"):
+    told = step.get("expert_chunks") or {}
+    if not any(one.get("seconds") for one in (told, *told.get("workers", []))):
         return ""
+    forward, backward = told.get("forward"), told.get("backward")
+    if forward is None or backward is None:  # of workers of rounds, which each have their own
+        return "tokens to experts in chunks of each worker's own" if "workers" in told else ""
     if forward == backward:
         return f"tokens to experts {'at once' if forward == 1 else f'in {forward} chunks'}"
     return f"tokens to experts in {with_noun(forward, 'chunk')} forward and {backward} backward"

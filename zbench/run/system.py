@@ -65,5 +65,9 @@ def _for_workers(config: Mapping[str, Any], cost: Cost, make: Make, sync: RoundS
             f"sync={sync.method} it takes one that does not choose before a run, as ring, mesh, zeppelin or nodewise"
         )
     expect("system", system, "plan")
-    system = for_draws(system, own, lambda one: make_part(make, config, "system", cost=one))
-    return WorkerPlans(system, cost.gpus.cluster.num_ranks // sync.worker_gpus(cost.gpus.cluster.gpus_per_node))
+
+    def made(of: Cost) -> System:
+        first = system if of is own else make_part(make, config, "system", cost=of)
+        return for_draws(first, of, lambda one: make_part(make, config, "system", cost=one))
+
+    return WorkerPlans(planned_on_hosts(made, own), cost.gpus.cluster.num_ranks // sync.worker_gpus(cost.gpus.cluster.gpus_per_node))

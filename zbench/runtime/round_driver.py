@@ -119,7 +119,7 @@ class RoundDriver:
                 ended, clock = ended + met.seconds, clock.followed_by(met)
             if what.begins_anew:
                 tokens[:] = [0] * len(tokens)
-        return RanStep(reports, stated, ended, clock, ran)
+        return RanStep(reports, stated, ended, clock, ran, found)
 
     def _end(self, end: FragmentEnd, shares: Sequence[float], late: bool, noted: bool) -> list[StepReport]:
         """Runs what a fragment's round ends with, which ranks come to when their workers' clocks say so."""
@@ -138,7 +138,7 @@ class RoundDriver:
     def _own(self, batch: Batch, one: WorkerStep) -> tuple[Step, tuple[TokenParts, ...], Seconds]:
         """Returns what the ranks of a worker are told of its step."""
         seconds = self.modelled[0].of(one.step, one.plans)
-        return one.step, tokens_of(self.steps.own.parts(batch, one.plans)), seconds
+        return one.step, tokens_of(one.chosen.steps.parts(batch, one.plans)), seconds
 
     def _stated(self, worker: WorkerStep | None) -> list[dict[str, Sizes]]:
         """Returns the bytes of a worker's GPUs, by queue."""
@@ -149,13 +149,15 @@ class RoundDriver:
 class RanStep:
     """A step of a run in rounds. reports: of all ranks. stated: the bytes (sent, received) by queue that the steps say
     of each. ended: the seconds of the round's end. clock: of paced devices, the step's time on their workers' clocks;
-    None: all wait for each other before each step. parts: what was run, the workers' steps and the round's ends."""
+    None: all wait for each other before each step. parts: what was run, the workers' steps and the round's ends.
+    workers: their own parts of the batch."""
 
     reports: list[StepReport]
     stated: list[dict[str, Sizes]]
     ended: float
     clock: StepClock | None
     parts: list[RanPart]
+    workers: list[WorkerStep | None]
 
 
 def _sum(one: Sizes, other: Sizes) -> Sizes:

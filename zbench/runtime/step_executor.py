@@ -42,7 +42,7 @@ from zbench.runtime.step_measured import step_loss, told_of_update, whole_step_r
 from zbench.runtime.steps.device_seconds import DeviceSeconds
 from zbench.runtime.steps.tokens import tokens_of
 from zbench.runtime.worker_clocks import StepClock
-from zbench.simulated.open_choices import chosen_steps
+from zbench.simulated.open_choices import chosen_by_workers, chosen_steps, told_of_workers
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.step.byte_law import chosen_rows, stated_bytes
 from zbench.step.passes.memory.last_update import last_update
@@ -140,7 +140,8 @@ class TorchWholeStep:
         """The steps that plans become where workers come together in rounds."""
         cluster, model = self.cost.gpus.cluster, self.cost.gpus.model
         gpus = cluster.num_ranks, self.sync.worker_gpus(cluster.gpus_per_node)
-        return WorkerSteps(self.name, model, gpus, self.sync, self.overlap, cluster, self.steps.experts)
+        choose = chosen_by_workers(self.experts.exchanges, self.cost, self.sync)
+        return WorkerSteps(self.name, model, gpus, self.sync, self.overlap, cluster, self.steps.experts, choose)
 
     @property
     def first_step(self) -> int:
@@ -293,7 +294,7 @@ class TorchWholeStep:
             rounds.save(self.checkpoint, self.job(), batch.step + 1)
         if trace is not None:
             write_measured_steps(trace, self.cost.gpus.cluster, ran.parts, is_one_machine())
-        found = self.result(batch, ran.reports, checked, ran.clock)
+        found = told_of_workers(self.result(batch, ran.reports, checked, ran.clock), batch, ran.workers)
         return replace(found, phases=dict(found.phases) | ({"round_end": ran.ended} if ran.ended else {}))
 
     def checked(self, batch: Batch, step: Step, reports: Sequence[StepReport]) -> dict[str, float]:

@@ -24,7 +24,7 @@ from zbench.interfaces.result import NOT_ON_NVLINK, StepResult, kept_rows
 from zbench.plans.plan import ATTEND, Plan
 from zbench.simulated.drawn_rows import played_rows
 from zbench.simulated.known_steps import KnownSteps
-from zbench.simulated.open_choices import ChosenSteps, chosen_steps
+from zbench.simulated.open_choices import ChosenSteps, chosen_by_workers, chosen_steps
 from zbench.simulated.recomputation import ChosenRecompute, forwards_again, recomputing
 from zbench.simulated.rounds import PlayedRounds
 from zbench.simulated.switching import BothEnds, Left, after_switch, played_switch
@@ -122,7 +122,8 @@ class Simulated:
         """Returns the rounds of a run of which nothing is played."""
         cluster, model = self.cost.gpus.cluster, self.cost.gpus.model
         gpus = cluster.num_ranks, self.sync.worker_gpus(cluster.gpus_per_node)
-        steps = WorkerSteps("simulated", model, gpus, self.sync, self.overlap, cluster, self.steps.experts)
+        choose = chosen_by_workers(self.experts.exchanges, self.cost, self.sync)
+        steps = WorkerSteps("simulated", model, gpus, self.sync, self.overlap, cluster, self.steps.experts, choose)
 
         def told(batch: Batch, plans: tuple[Plan, ...], played: PlayedStep, cost: Cost) -> StepResult:
             own = replace(self, cost=cost, sync=EVERY)

@@ -7,16 +7,18 @@ by playing a step with each number on the described cluster, and then the chunks
 with the recomputation that was chosen.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from zbench.cost.cost import Cost
+from zbench.cost.job import worker_cost
 from zbench.describe.batch import Batch
 from zbench.describe.checks import FEWEST
 from zbench.describe.exchanges import TRIED
 from zbench.describe.expert_schedule import ExpertSchedule
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS
+from zbench.describe.sync import RoundSync
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
 from zbench.simulated.drawn_rows import expert_rows, played_rows
@@ -26,6 +28,10 @@ from zbench.simulated.recomputation import ChosenRecompute, chosen_recompute
 from zbench.simulator.steps.play import play_step
 from zbench.step.passes.own_plans import own_plans, plans_of_layouts
 from zbench.step.passes.proven import ProvenSteps
+from zbench.step.passes.rounds.worker_steps import Choose, WorkerStep
+
+
+_BY_MICRO_BATCH = ("offloaded_layers", "offloaded_tokens", "of_tokens")  # of what is told of hosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +51,10 @@ class ChosenSteps:
             exchange_slices=self.exchange_slices,
             expert_chunks=self.expert_chunks,
             expert_rows=expert_rows(self.steps, batch, [plans]),
-            recompute=self._recompute_told(batch, plans),
+            recompute=self.recompute_told(batch, plans),
         )
 
-    def _recompute_told(self, batch: Batch, plans: Sequence[Plan]) -> dict[str, Any]:
+    def recompute_told(self, batch: Batch, plans: Sequence[Plan]) -> dict[str, Any]:
         """Returns what is recomputed of the step's layers, where that was chosen for the batch; of how many layers,
         where the run says it; and of how many layers of each micro-batch, all stages together, something waits in host
         memory, or of how many tokens, where that was chosen."""
@@ -101,3 +107,35 @@ def chosen_steps(
         exchange_slices = {"slices": best, "seconds": {str(count): found for count, found in seconds.items()}}
     chosen = chosen_chunks(schedule, steps, batch, plans, cost)
     return ChosenSteps(steps.with_chunks(chosen.chunks), exchange_slices, chosen.told, again)
+
+
+def chosen_by_workers(schedule: ExpertSchedule, cost: Cost, sync: RoundSync) -> Choose:
+    """Returns what chooses for the part of a batch that a worker has, on its GPUs. schedule: of experts; cost: of the
+    run."""
+    own = worker_cost(cost, sync).gpus
+
+    def choose(steps: ProvenSteps, batch: Batch, plans: tuple[Plan, ...]) -> ChosenSteps:
+        return chosen_steps(schedule, False, steps, batch, plans, own)
+
+    return choose
+
+
+def told_of_workers(result: StepResult, batch: Batch, workers: Iterable[WorkerStep | None]) -> StepResult:
+    """Returns the result of a batch with what was chosen for each worker's part of it: of chunks for experts all, by
+    worker, and what they have in common; of hosts the micro-batches of all, one worker's after another's."""
+    chunks, recomputed = list[dict[str, Any]](), list[dict[str, Any]]()
+    for one in workers:
+        if one is not None and isinstance(one.chosen, ChosenSteps):
+            chunks.append(one.chosen.expert_chunks)
+            recomputed.append(one.chosen.recompute_told(batch, one.plans))
+    if any(chunks):
+        alike = {name: value for name, value in chunks[0].items() if all(one.get(name) == value for one in chunks)}
+        result = replace(result, expert_chunks={**alike, "workers": chunks})
+    if any(recomputed):
+        first = recomputed[0]
+        joined = {
+            name: [each for one in recomputed for each in one[name]] if name in _BY_MICRO_BATCH else value
+            for name, value in first.items()
+        }
+        result = replace(result, recompute=joined)
+    return result

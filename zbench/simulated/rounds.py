@@ -23,6 +23,7 @@ from zbench.describe.sync import NODE
 from zbench.interfaces.result import StepResult, kept_rows
 from zbench.plans.plan import Plan
 from zbench.simulated.drawn_rows import expert_rows
+from zbench.simulated.open_choices import told_of_workers
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.simulator.steps.play import PlayedStep, play_step
 from zbench.step.passes.own_plans import plans_of_layouts
@@ -80,6 +81,7 @@ class PlayedRounds:
         rows = expert_rows(self.steps.own, batch, [one.plans for one in every if one is not None])
         bound = step_bound_seconds(batch, self.cost, kept_rows(rows))
         result = replace(self._together(found), seconds=seconds, bound_seconds=bound, expert_rows=rows)
+        result = told_of_workers(result, batch, every)
         self._pass(seconds)
         for one in round_ends(sync, batch.step):
             result = self._ended(result, one)
@@ -128,6 +130,7 @@ class PlayedRounds:
             nic_rx_bytes=nic_rx,
             nvlink_bytes=sum(one.nvlink_bytes for one in found if one is not None),
             peak_bytes=peak,
+            host_bytes=self._of_nodes(joined(lambda one: one.host_bytes, [0] * len(some.host_bytes))),
             out_of_memory=max(peak) > some.capacity_bytes,
             phases={name: max(one.phases[name] for one in found if one is not None) for name in some.phases},
             seconds_for={
@@ -136,6 +139,11 @@ class PlayedRounds:
             },
             nic_tx_for={name: sizes for name, sizes in nic_tx_for.items() if any(sizes)},
         )
+
+    def _of_nodes(self, host_bytes: Sequence[int]) -> list[int]:
+        """Returns the bytes in every node's host memory. host_bytes: of every worker's part of one."""
+        each = 1 if self.steps.sync.worker == NODE else self.cost.gpus.cluster.gpus_per_node
+        return [sum(host_bytes[at : at + each]) for at in range(0, len(host_bytes), each)]
 
     @cached_property
     def resting(self) -> Any:

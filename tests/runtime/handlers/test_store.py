@@ -92,6 +92,54 @@ def test_rows_that_are_left_of_many_lie_by_themselves() -> None:
     assert same(store.read(KEY, of, (0, 1), (0,)), (rows[:3],))
 
 
+@pytest.mark.parametrize("second", [(0, 1), (0,)])
+def test_contributions_to_some_cells_are_not_kept_beside_the_sum(second: tuple[int, ...]) -> None:
+    """Two attends have gradients of different tokens: what they come to takes as much memory as its cells, not theirs
+    and the first attend's besides."""
+    store, whole = Store(), ((0, 1, 2), (0, 1))
+    store.add(KEY, slab(*whole), add)
+    store.add(KEY, slab((1, 2), second), add)
+    pieces = {one.untyped_storage().data_ptr(): one.nbytes for held in set(slabs(store)) for one in held.fields}
+    left = FORMAT.num_bytes(*whole) if second == (0,) else 0  # four of six cells are no less than half of the piece
+    assert sum(pieces.values()) == left + sum(
+        FORMAT.num_bytes((a,), (b,)) for a in range(3) for b in range(2) if not left or (a and not b)
+    )
+    for a in range(3):
+        for b in range(2):
+            times = 2 if a and b in second else 1
+            assert same(store.read(KEY, FORMAT, (a,), (b,)), tuple(times * one for one in cut((a,), (b,))))
+
+
+def test_contributions_of_no_two_lists_and_new_cells_are_added() -> None:
+    store = Store()
+    for lists in (((0,), (0,)), ((1,), (1,))):
+        store.add(KEY, slab(*lists), add)
+    store.add(KEY, slab((0, 1, 2), (0, 1)), add)
+    for a in range(3):
+        for b in range(2):
+            times = 2 if a == b else 1
+            assert same(store.read(KEY, FORMAT, (a,), (b,)), tuple(times * one for one in cut((a,), (b,))))
+
+
+def test_what_is_on_its_way_is_not_waited_for_when_something_is_added() -> None:
+    asked = list[int]()
+
+    def arrives() -> Fields:
+        asked.append(1)
+        return cut((1,), (0, 1))
+
+    store = Store()
+    store.add(KEY, slab((0, 1, 2), (0, 1)), add)
+    store.add(KEY, Slab(FORMAT, (1,), (0, 1), arrives), add)
+    assert not asked
+    assert same(store.read(KEY, FORMAT, (1,), (0, 1)), tuple(2 * one for one in cut((1,), (0, 1))))
+
+
+def slabs(store: Store) -> list[Slab]:
+    """Lists the pieces that a store has."""
+    return [one for held in store.held.values() for one in held.values()]
+
+
 def test_partial_attentions_join_by_their_log_sum_exps() -> None:
     join = merge_of("o~", "softmax")
     nothing = (torch.zeros_like(WHOLE[0]), torch.full_like(WHOLE[1], -torch.inf))

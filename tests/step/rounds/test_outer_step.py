@@ -83,6 +83,26 @@ def test_experts_over_the_gpus_of_every_worker(kind: str, gpus: int, worker: int
                 )  # fmt: skip
 
 
+DENSE_FIRST = replace(EXPERTS, num_layers=5, dense_layers=2, dense_ffn_hidden=20, shared_experts=1)
+
+
+@pytest.mark.parametrize("kind", PHASES)
+@pytest.mark.parametrize("layers", [(2, 3), (1, 2), (1, 0), (0, 2)])
+def test_dense_layers_before_others_are_averaged_by_templates_of_their_own(kind: str, layers: tuple[int, int]) -> None:
+    """A fragment may have layers of one kind alone; cells are those of the whole model."""
+    for stage in ("none", "1", "3"):
+        of = OuterParameters.of(DENSE_FIRST, (4, 2), stage, ExpertParallel(2))
+        step = outer_step(DENSE_FIRST, of, kind, layers[0] != 2, layers)
+        assert prove_step(step).touches > 0
+        assert step_text(read_step(step_text(step))) == step_text(step)
+        tensors = {one.name: one for one in step.layouts[0].tensors}
+        assert ("wzf" in tensors, "ez" in tensors) == (layers[0] > 0, layers[1] > 0)
+        own = ShardedParameters(DENSE_FIRST, 2, 1, stage, StepOverlap(0), 2, 2)
+        for name in {"wq", "wzf", "ez", "wzs"} & set(tensors):
+            assert (of.home(name) % 2 == own.home(name)).all()
+            assert (of.shards[name][0] == own.shards[name][0]).all()
+
+
 def broken(step: Step, name: str, kind: int, change: str) -> Step:
     """A step of which one template lacks its first operation of a kind, or has it twice."""
     number = next(at for at, one in enumerate(step.templates) if one.name == name)

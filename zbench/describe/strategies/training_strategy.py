@@ -8,7 +8,7 @@ from typing import Any
 from zbench.describe.checks import CHOSEN
 from zbench.describe.degrees import NESTED
 from zbench.describe.exchanges import NONE, ExchangeOverlap
-from zbench.describe.expert_schedule import AUTO, DRAWN, FLAT, PLANNED, SEQUENTIAL, WITH_LAYER, Experts
+from zbench.describe.expert_schedule import DRAWN, FLAT, PLANNED, SEQUENTIAL, WITH_LAYER, Experts
 from zbench.describe.job import TRAINING, RolloutJob
 from zbench.describe.model import NONE as NOWHERE
 from zbench.describe.model import RECOMPUTE, WHOLE
@@ -97,13 +97,10 @@ class TrainingStrategy:
                 f"experts.routing is {experts.routing}; with {sync} workers have steps of their own, in which experts "
                 f"are drawn, so it takes {DRAWN}"
             )
-        if experts.exchanges.is_open:
-            what = ("degree", experts.degree, "a number") if experts.degree == AUTO else (
-                "gradients", experts.gradients, WITH_LAYER
-            )  # fmt: skip
+        if experts.exchanges.reduces_between:
             raise ValueError(
-                f"experts.{what[0]} is {what[1]}; with {sync} workers have steps of their own, for which nothing is "
-                f"chosen batch by batch, so it takes {what[2]}"
+                f"experts.gradients is {experts.gradients}; with {sync} workers would cut a layer's gradients, and so "
+                f"its shards, in pieces of their own, which no average adds up, so it takes {WITH_LAYER}"
             )
         if experts.homes != PLANNED:
             raise ValueError(
@@ -115,9 +112,11 @@ class TrainingStrategy:
                 f"sharding is {self.sharding.told}; with {sync} each worker cuts its own parameters, so it takes none, "
                 "zero1, zero2 or zero3"
             )
-        if self.memory.uses_hosts:
+        memory = self.memory
+        if memory.rests_on_hosts:
             raise ValueError(
-                f"{self.memory.told_of_hosts}; with {sync} workers share a node's host memory, so it takes {NOWHERE}"
+                f"{memory.told_of_hosts}; with {sync} optimizer state and parameters are averaged where GPUs have "
+                f"them, so it takes {NOWHERE}, inputs or activations"
             )
 
     def _check_job(self) -> None:

@@ -100,7 +100,10 @@ def _attend(at: Context, q: Fields, kv: Fields) -> Fields:
 
 
 def _row_sums(at: Context, o: Fields, do: Fields) -> Fields:
-    return o[1], (o[0] * do[0]).sum(-1, dtype=o[1].dtype)
+    lse = o[1]  # as it came, both fields are in one message, which would stay as long as these
+    if lse.untyped_storage().nbytes() > lse.nbytes:
+        lse = lse.clone()
+    return lse, (o[0] * do[0]).sum(-1, dtype=lse.dtype)
 
 
 def _attend_d(at: Context, q: Fields, kv: Fields, do: Fields, e: Fields) -> tuple[Fields, Fields]:

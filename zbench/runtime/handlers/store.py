@@ -134,7 +134,11 @@ class Store:
     def read(self, key: Key, of: Format, first: Parts, second: Parts) -> Fields:
         """Returns the fields of the cells of two lists, in one piece."""
         cells, held = of.pairs(first, second), self.held.get(key, {})
-        slabs = [held.get(cell) or self.slab(key, cell) for cell in cells]
+        return self._together(of, [held.get(cell) or self.slab(key, cell) for cell in cells], first, second)
+
+    def _together(self, of: Format, slabs: Sequence[Slab], first: Parts, second: Parts) -> Fields:
+        """Returns the fields of the cells of two lists, in one piece. slabs: in which each of them lies."""
+        cells = of.pairs(first, second)
         if slabs and all(one is slabs[0] for one in slabs):
             found = slabs[0].part((first, second))
             if found is not None:
@@ -179,19 +183,39 @@ class Store:
         """Adds contributions to the cells of a sum."""
         held = self.held.setdefault(key, {})
         cells = slab.format.pairs(slab.first, slab.second)
-        there = {id(held[cell]) for cell in cells if cell in held}
+        before = {id(held[cell]): held[cell] for cell in cells if cell in held}
         one = held.get(cells[0]) if cells else None
-        if not there:
+        alike = one is not None and (one.first, one.second) == (slab.first, slab.second)
+        if not before:
             self.put(key, slab)
-        elif len(there) == 1 and one is not None and (one.first, one.second) == (slab.first, slab.second):
-            if all(cell in held for cell in cells):
-                one.join(slab, merge)
-                return
-            self._add_each(key, slab, cells, merge)
+        elif one is not None and alike and len(before) == 1 and all(cell in held for cell in cells):
+            one.join(slab, merge)
+        elif slab.there is not None and all(piece.there is not None for piece in before.values()):
+            self._add_at_once(key, slab, cells, merge)
         else:
             self._add_each(key, slab, cells, merge)
 
+    def _add_at_once(self, key: Key, slab: Slab, cells: Sequence[Cell], merge: Merge) -> None:
+        """Adds contributions that are there to sums that are there, cells together where they are of two lists, so that
+        neither stays beside what both come to."""
+        held, of = self.held[key], slab.format
+        there, cut = [cell for cell in cells if cell in held], {id(slab): slab}
+        lists = _lists_of(there)
+        for first, second in [lists] if of.pairs(*lists) == there else [((a,), (b,)) for a, b in there]:
+            some = of.pairs(first, second)
+            given = self._together(of, [slab] * len(some), first, second)
+            found = Slab.of(of, first, second, merge(self.read(key, of, first, second), given))
+            for cell in some:
+                cut[id(held[cell])] = held[cell]
+                held[cell].gone += 1
+                held[cell] = found
+        slab.gone += len(there)
+        held.update((cell, slab) for cell in cells if cell not in held)
+        for piece in cut.values() if self.SHRINKS else ():
+            self._shrink(key, piece)
+
     def _add_each(self, key: Key, slab: Slab, cells: Sequence[Cell], merge: Merge) -> None:
+        """Adds contributions cell by cell, when they are read: some are on their way here."""
         held = self.held[key]
         for a, b in cells:
             mine = Slab(slab.format, (a,), (b,), lambda a=a, b=b: _of(slab, a, b))  # type: ignore[misc]
@@ -230,7 +254,7 @@ class Store:
         if not held or (of.amounts is None and 2 * slab.gone < every):  # cells without amounts are much alike
             return
         left = [cell for cell in of.pairs(slab.first, slab.second) if held.get(cell) is slab]
-        first, second = (tuple(dict.fromkeys(cell[which] for cell in left)) for which in (0, 1))
+        first, second = _lists_of(left)
         if not left or of.pairs(first, second) != left:
             return
         if 2 * of.num_bytes(first, second) <= of.num_bytes(slab.first, slab.second):
@@ -250,6 +274,11 @@ class Store:
         for held in self.held.values():
             for slab in held.values():
                 slab.settle()
+
+
+def _lists_of(cells: Sequence[Cell]) -> tuple[Parts, Parts]:
+    """Returns the parts along both axes of some cells, each once."""
+    return tuple(dict.fromkeys(a for a, _ in cells)), tuple(dict.fromkeys(b for _, b in cells))
 
 
 def _of(slab: Slab, a: int, b: int) -> Fields:

@@ -19,7 +19,7 @@ from zbench.runtime.handlers.optimizer import AdamWUpdate, RoundUpdate, Update
 from zbench.runtime.handlers.prepared import PreparedStep
 from zbench.runtime.handlers.resting import Resting
 from zbench.runtime.handlers.runner import StepRunner
-from zbench.runtime.handlers.store import Held, Key, Slab
+from zbench.runtime.handlers.store import Held, Key, Slab, Store
 from zbench.runtime.job.step_job import StepJob, StepReport
 from zbench.runtime.kernels.memory import DTYPES
 from zbench.runtime.processes.host import measured_peak_bytes
@@ -160,5 +160,7 @@ class RoundRank(SteppingRank):
         self, batch: Batch, step: Step, tokens: tuple[TokenParts, ...], update: Update, seconds: Seconds = ()
     ) -> PreparedStep:
         found = super()._prepared(batch, step, tokens, update, seconds)
+        for place in found.places:  # host memory, which has nothing between two steps
+            self.runner.stores.setdefault(place, Store(self.device))
         self.resting = self.resting or Resting.before(found)
         return found

@@ -15,7 +15,9 @@ so that a shard's values come from one GPU of each worker, as collectives in two
 GPUs are inside each worker, laid out alike, so a slice of them is averaged between the GPUs that have it.
 
 A step may be of some layers alone, a fragment of the model. It has as many layers as these, whatever their numbers are
-in the model, and the embedding, the head and their like are of one fragment.
+in the model, and the embedding, the head and their like are of one fragment. Where the first layers are dense and others
+have experts, what each kind has is averaged by templates of its own, and a fragment may have layers of one kind alone;
+parameters are cut as those of the whole model.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +38,7 @@ from zbench.step.passes.parameters.zero import GRADIENT_BYTES, WHOLE, ShardedPar
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.passes.tensors import parameter_tensors
 from zbench.step.template import AT_HOME, Instance, Items, Step, Template
-from zbench.step.tensor import Tensor
+from zbench.step.tensor import FOLLOWING, LEADING, Tensor
 
 CONTRIBUTE, REDUCED, UPDATED, TAKEN = "contribute", "reduce", "update", "take"
 # What a round ends with: with its own average; the first one whose average is used late; and every other one of these.
@@ -100,19 +102,29 @@ class OuterParameters(ShardedParameters):
             yield every[number::count], cells[number]
 
 
-def outer_step(model: Model, parameters: OuterParameters, kind: str, outside: bool = True) -> Step:
-    """Returns what a round ends with. kind: one of PHASES. outside: whether it has parameters outside the layers."""
-    return _Outer(model, parameters, kind, outside).step()
+def outer_step(
+    model: Model,
+    parameters: OuterParameters,
+    kind: str,
+    outside: bool = True,
+    layers: tuple[int, int] | None = None,
+) -> Step:
+    """Returns what a round ends with. kind: one of PHASES. outside: whether it has parameters outside the layers.
+    layers: how many dense ones before others, and of these others, it is of; None: all of the model's."""
+    every = model.dense_layers, model.num_layers - model.dense_layers
+    return _Outer(model, parameters, kind, outside, every if layers is None else layers).step()
 
 
 @dataclass
 class _Outer:
-    """A step while it is built. versions: of outer and of workers' parameters so far."""
+    """A step while it is built. layers: dense ones before others, and these others. versions: of outer and of workers'
+    parameters so far."""
 
     model: Model
     of: OuterParameters
     kind: str
     outside: bool
+    layers: tuple[int, int]
     templates: list[Template] = field(default_factory=list)
     versions: list[int] = field(default_factory=lambda: [0, 0])
 
@@ -133,7 +145,19 @@ class _Outer:
 
     @property
     def _weights(self) -> tuple[str, ...]:
-        return (*self.of.of_layers, *self._outside)
+        absent = {kind for kind, count in zip((LEADING, FOLLOWING), self.layers, strict=True) if not count}
+        return (*(name for name in self.of.of_layers if self.of.kinds[name] not in absent), *self._outside)
+
+    @property
+    def _sections(self) -> list[tuple[str, tuple[str, ...], int, int]]:
+        """(what its templates' names end with, parameters, the first layer, how many layers) of what is averaged."""
+        dense, others = self.layers
+        sections = [
+            ("_dense", self.of.of_kind(LEADING), 0, dense),
+            ("", self.of.of_kind(FOLLOWING), dense, others),
+            ("_ends", self._outside, 0, 1),
+        ]
+        return [one for one in sections if one[3]]
 
     @property
     def _outside(self) -> tuple[str, ...]:
@@ -152,17 +176,17 @@ class _Outer:
         phases, order = PHASES[self.kind], list[Instance]()
         begins = self._resting(phases[0] == UPDATED, CONTRIBUTE in phases)
         for phase in phases:
-            for name, weights, count in (("", self.of.of_layers, self.model.num_layers), ("_ends", self._outside, 1)):
+            for name, weights, first, count in self._sections:
                 getattr(self, f"_{phase}")(f"{phase}{name}", weights)
-                order.append(Instance(len(self.templates) - 1, 0, count))
+                order.append(Instance(len(self.templates) - 1, first, count))
             self.versions[0] += phase == UPDATED
             self.versions[1] += phase == TAKEN
         ends = self._resting(phases[-1] == REDUCED, False)
         layout = StepLayout(
             self.layout.indices, (), (), (), self.layout.tensors, self.layout.formulas, self.lists.lists()
         )
-        rows = self.of.num_gpus, 0, self.model.num_layers, (), (layout,), tuple(self.templates), tuple(order)
-        return Step(*rows, Items.of(begins), Items.of(ends))
+        rows = self.of.num_gpus, 0, sum(self.layers), (), (layout,), tuple(self.templates), tuple(order)
+        return Step(*rows, Items.of(begins), Items.of(ends), leading=self.layers[0])
 
     # -- entries --------------------------------------------------------------------------------------
     def _cells(self, weight: str, which: Ints) -> list[int]:

@@ -1,8 +1,9 @@
 """The steps of workers that train apart: each one's own, of its own plans, and what their rounds end with, proven."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
@@ -20,11 +21,35 @@ from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
 
 
+class OwnChoice(Protocol):
+    """What is chosen for one worker's part of a batch."""
+
+    @property
+    def steps(self) -> ProvenSteps:
+        """The steps of the worker, with nothing left open."""
+
+
+@dataclass(frozen=True)
+class NothingOpen:
+    """The choice of a run that leaves nothing open: the steps as they are."""
+
+    steps: ProvenSteps
+
+
+Choose = Callable[[ProvenSteps, Batch, tuple[Plan, ...]], OwnChoice]
+
+
+def nothing_open(steps: ProvenSteps, batch: Batch, plans: tuple[Plan, ...]) -> OwnChoice:
+    """Returns the choice of a run that leaves nothing open."""
+    return NothingOpen(steps)
+
+
 @dataclass(frozen=True)
 class WorkerStep:
-    """A worker's own part of a batch: its plans, the step of these, and its tokens."""
+    """A worker's own part of a batch: its plans, what was chosen for them, their step, and its tokens."""
 
     plans: tuple[Plan, ...]
+    chosen: OwnChoice
     step: Step
     tokens: int
 
@@ -42,8 +67,9 @@ class FragmentEnd:
 @dataclass(frozen=True)
 class WorkerSteps:
     """The steps of a run whose workers train apart. executor: its name, for sentences. model: as GPUs have it. gpus: of
-    the cluster, and of a worker. overlap, cluster, experts: of a worker's own steps, as in ProvenSteps; all experts are
-    inside each worker.
+    the cluster, and of a worker. overlap, experts: of a worker's own steps, as in ProvenSteps; all experts are inside
+    each worker. cluster: of all GPUs, of which each worker has its part; None: nothing has to fit.
+    choose: what the strategy leaves open for every batch, of a worker's steps and its plans.
 
     Raises:
         ValueError: there are no such steps.
@@ -56,6 +82,7 @@ class WorkerSteps:
     overlap: StepOverlap = USUAL
     cluster: Cluster | None = None
     experts: ExpertParallel = TOGETHER
+    choose: Choose = nothing_open
 
     def __post_init__(self) -> None:
         if self.workers < 2:
@@ -68,7 +95,6 @@ class WorkerSteps:
                 f"sharding.collectives is {self.overlap.collectives}; with sync={self.sync.method} workers gather and "
                 f"reduce apart, and once a round over all, at once, so it takes {FLAT}"
             )
-        self.model.check_alike(f"sync is {self.sync.method}, whose rounds add up parameters of layers of one kind")
         if self.gpus[1] % self.experts.degree:
             raise ValueError(
                 f"all experts are on {self.experts.degree} GPUs (parallel.expert_parallel times "
@@ -98,17 +124,14 @@ class WorkerSteps:
             self.gpus[1],
             overlap=self.overlap,
             experts=self.experts,
-            cluster=self.cluster,
+            cluster=None if self.cluster is None else self.sync.worker_cluster(self.cluster),
             workers=self.workers,
         )
 
     @property
     def parameters(self) -> OuterParameters:
         """The parameters of all workers."""
-        return self._parameters_of(self.model)
-
-    def _parameters_of(self, model: Model) -> OuterParameters:
-        return OuterParameters.of(model, self.gpus, zero_of(model), self.experts)
+        return OuterParameters.of(self.model, self.gpus, zero_of(self.model), self.experts)
 
     def of(self, batch: Batch, plans: Sequence[Plan]) -> list[WorkerStep | None]:
         """Returns every worker's step of a batch's plans, proven; None of a worker without tokens.
@@ -120,8 +143,11 @@ class WorkerSteps:
         found: list[WorkerStep | None] = []
         for worker in range(self.workers):
             mine = plans_of_worker(plans, worker, self.gpus[1])
-            tokens = sum(int(plan.own_lengths.sum()) for plan in mine)
-            found.append(WorkerStep(mine, self.own.of(batch, mine), tokens) if mine else None)
+            if not mine:
+                found.append(None)
+                continue
+            chosen, tokens = self.choose(self.own, batch, mine), sum(int(plan.own_lengths.sum()) for plan in mine)
+            found.append(WorkerStep(mine, chosen, chosen.steps.of(batch, mine), tokens))
         return found
 
     def end(self, fragment: int, kind: str) -> FragmentEnd:
@@ -129,22 +155,24 @@ class WorkerSteps:
         Streaming DiLoCo has it; what is outside the layers is averaged with the first fragment. kind: one of
         zbench.step.passes.rounds.outer_step.PHASES."""
         layers = tuple(range(fragment, self.model.num_layers, self.sync.fragments))
-        return FragmentEnd(fragment, self._made(kind, len(layers), fragment == 0), layers)
+        dense = sum(layer < self.model.dense_layers for layer in layers)
+        return FragmentEnd(fragment, self._made(kind, (dense, len(layers) - dense), fragment == 0), layers)
 
     @property
     def whole(self) -> Step:
         """The end of a round of all parameters together, of which one after the other is done; with an average that is
         used late the first, which leaves it under way."""
-        return self._made(FIRST if self.sync.age else NOW, self.model.num_layers, True)
+        dense = self.model.dense_layers
+        return self._made(FIRST if self.sync.age else NOW, (dense, self.model.num_layers - dense), True)
 
-    def _made(self, kind: str, layers: int, outside: bool) -> Step:
+    def _made(self, kind: str, layers: tuple[int, int], outside: bool) -> Step:
+        """Returns an end of a round, proven. layers: dense ones before others, and these others."""
         key = kind, layers, outside
         if key not in self._known:
-            model = replace(self.model, num_layers=layers)
-            self._known[key] = outer_step(model, self._parameters_of(model), kind, outside)
+            self._known[key] = outer_step(self.model, self.parameters, kind, outside, layers)
             prove_step(self._known[key])
         return self._known[key]
 
     @cached_property
-    def _known(self) -> dict[tuple[str, int, bool], Step]:
+    def _known(self) -> dict[tuple[str, tuple[int, int], bool], Step]:
         return {}
