@@ -41,19 +41,6 @@ def zero_of(model: Model) -> str | ShardDegrees:
     return model.sharding if isinstance(model.sharding, ShardDegrees) else ZERO[model.sharding]
 
 
-def check_tables(model: Model) -> None:
-    """Refuses tied embeddings on two stages where optimizer state is on hosts, or as many layers' as are chosen.
-
-    Raises:
-        ValueError: they are, and it is.
-    """
-    if model.has_two_tables and model.optimizer_on_hosts:
-        raise ValueError(
-            f"model.tied_embeddings is True, as of {model.name}; with {model.pipeline_parallel} pipeline stages two "
-            f"tables are updated as one, on GPUs, and memory.offload is {model.offload}: it takes one without optimizer"
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class ProvenSteps:
     """The steps of a run. executor: its name, for sentences. model: as GPUs have it, with its sharding and
@@ -115,7 +102,6 @@ class ProvenSteps:
         self._check_collectives(places)
         laid = model.with_stages(self.stages)
         laid.check_stages()
-        check_tables(laid)
         self._check_offload_layers(max(laid.layers_of_stages))
         if model.offload_tokens != ALL_LAYERS and model.num_experts > 1 and experts.routing != DRAWN:
             raise ValueError(

@@ -86,7 +86,7 @@ def places_of_tables(step: Step) -> dict[str, int]:
 
 def has_two_tables(step: Step) -> bool:
     """Returns whether a step has a table on its first stage and one on its last, updated as one."""
-    return any(one.name == TABLES_UPDATE for one in step.templates)
+    return any(one.name.startswith(TABLES_UPDATE) for one in step.templates)
 
 
 @dataclass(frozen=True)
