@@ -25,6 +25,7 @@ from zbench.step.passes.build import whole_step
 from zbench.step.passes.overlap.token_slices import TokenChunk, TokenCuts
 from zbench.step.passes.own_plans import own_plans, parts_of_layouts
 from zbench.step.passes.parameters.pipeline_parameters import PipelineShapes
+from zbench.step.passes.parameters.tied_tables import has_two_tables
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.router.seats import RouterSeats
 from zbench.step.passes.routing import TOGETHER, ExpertParallel, Routing
@@ -243,6 +244,9 @@ def execute(
         }
         for items in (step.begins, step.ends)
     )  # a run's first step begins with no gradients, and leaves what they are of as it was
+    if has_two_tables(step):  # which are updated by one gradient
+        run.gradients |= {"wh": run.gradients["we"]} if "we" in run.gradients else {}
+        carried, left = (every | ({("wh", 0)} if ("we", 0) in every else set()) for every in (carried, left))
     there = run.run()
     before_all, given = given, {name: value.copy() for name, value in given.items()}
     for name, layer in carried:  # updated before all else

@@ -52,6 +52,10 @@ CASES: Mapping[str, tuple[Model, dict[str, Any]]] = {
         {"sharding": "zero3", "offload": "activations_and_optimizer", "carried_layers": 3},
     ),
     "stages": (MODEL, {"sharding": "zero1", "pipeline_parallel": 2, "micro_batches": 2, "carried_layers": 3}),
+    "stages, tied embeddings": (
+        replace(MODEL, tied_embeddings=True),
+        {"sharding": "zero2", "pipeline_parallel": 2, "micro_batches": 2, "carried_layers": 3},
+    ),
     "pipelines": (MODEL, {"sharding": "zero1"}),
     "pipelines that change": (MODEL, {"sharding": "zero1", "optimizer_layers": 3, "carried_layers": 2}),
     "experts after a dense layer": (EXPERTS, {"sharding": "zero2", "carried_layers": 3}),

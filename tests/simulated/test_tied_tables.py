@@ -1,5 +1,6 @@
 """Tied embeddings in stages as they are played: within bounds, and in as much memory as planners reckon with."""
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -7,12 +8,15 @@ import numpy as np
 import pytest
 
 from tests.cost.test_stage_memory import job, reckoned_and_found
+from tests.helpers.oracles import small
+from tests.helpers.steps import MODEL
+from tests.step.test_optimizer_on_hosts import HOST
 from zbench.correctness.reference.step_check import step_faults
+from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.describe.degrees import WORLD, ShardDegrees
 from zbench.describe.model import AUTO, SHARDING
 from zbench.simulated.executor import Simulated
-from zbench.simulated.host_layers import candidate_counts
 from zbench.systems.local_packing import LocalPacking
 
 
@@ -51,7 +55,20 @@ def test_a_step_is_within_its_bounds(sharding: str) -> None:
         assert list(step_faults(result, cost)) == []
 
 
-def test_optimizer_state_stays_on_gpus() -> None:
-    cost = job(1000, **tied(offload="optimizer", optimizer_layers="auto", sharding="zero1"))
-    with pytest.raises(ValueError, match=r"^model.tied_embeddings is True, as of .*; with 2 pipeline stages"):
-        candidate_counts(cost, Batch(np.full(16, 512), 0, 0))
+@pytest.mark.parametrize(("sharding", "tp"), [("zero1", 1), ("zero2", 2), ("zero3", 1)])
+@pytest.mark.parametrize("layers", [4, 2])
+def test_planners_memory_with_optimizer_state_on_hosts(sharding: str, tp: int, layers: int) -> None:
+    for length, vocab in product((16, 2048), (1000, 128256)):
+        model = tied(tp, sharding=sharding, offload="optimizer", optimizer_layers=layers)
+        one = small(2, 4, model="gqa", memory=4e12)
+        cost = make_cost(
+            replace(one.cluster, **{**HOST, "host_memory": 4e12}), replace(one.model, vocab=vocab, **model), False, True
+        )
+        reckoned, found = reckoned_and_found(cost, length, 6)
+        assert (found <= reckoned).all()
+
+
+def test_both_tables_are_in_host_memory() -> None:
+    one, two = (replace(MODEL, offload="optimizer", tied_embeddings=True, pipeline_parallel=pp) for pp in (1, 2))
+    assert two.params_updated_on_hosts - one.params_updated_on_hosts == MODEL.table_params
+    assert two.params_updated_on_hosts == two.placed_params

@@ -21,6 +21,7 @@ from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.memory.at_hosts import HostLayers
 from zbench.step.passes.memory.host_memory import with_host_memory
+from zbench.step.passes.memory.last_update import last_update
 from zbench.step.passes.memory.optimizer_on_hosts import with_optimizer_on_hosts
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.reading.read import read_step
@@ -59,6 +60,36 @@ def test_stages_are_exact(
     sent = judged(step, plans, FIVE, degree)
     if layers == 5:  # gradients are summed in float32
         assert sent == FIVE.total_params * (4 + FIVE.element_bytes)
+
+
+@pytest.mark.parametrize(("layers", "carried", "when"), WAYS)
+@pytest.mark.parametrize(
+    ("zero", "stages", "degree", "bucket"), [("1", 2, 1, "layer"), ("2", 2, 2, 900), ("3", 4, 1, END)]
+)
+def test_two_tables_are_exact(
+    zero: str, stages: int, degree: int, bucket: int | str, layers: int, carried: int, when: str
+) -> None:
+    """Of tied embeddings: gradients are summed up on GPUs, and each stage's hosts update its table by the sum."""
+    model, plans = (
+        replace(FIVE, tied_embeddings=True),
+        [plan_of([9, 2], 2, 4 // degree, first=at * 2) for at in range(3)],
+    )
+    step = whole_step(model, plans, degree, zero, StepOverlap(1, bucket), "selective", stages=stages)
+    for begun in (True, False) if carried else (True,):
+        hosts = with_optimizer_on_hosts(step, 2, HostLayers(5, layers, 0, carried, begun), when)
+        sent = judged(hosts, plans, model, degree)
+        if layers == 5 and begun:
+            assert sent == replace(model, pipeline_parallel=stages).placed_params * (4 + FIVE.element_bytes)
+    if carried and layers == 5:
+        left = last_update(with_optimizer_on_hosts(step, 2, HostLayers(5, layers, 0, carried), when))
+        assert (fault(left), unrolled_fault(left)) == ("", "")
+        assert "optimizer_tables_first" in [one.name for one in left.templates]
+
+
+def test_mutants_of_two_tables() -> None:
+    model, plans = replace(FIVE, tied_embeddings=True), [plan_of([9, 2], 2, 4, first=at * 2) for at in range(2)]
+    step = with_optimizer_on_hosts(whole_step(model, plans, 1, "1", 1, stages=2), 2)
+    assert rejected_mutants(step, 2, 24, lambda accepted: execute(accepted, plans, 1, model)) > 6
 
 
 @pytest.mark.parametrize(("layers", "carried", "when"), WAYS)

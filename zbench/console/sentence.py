@@ -49,6 +49,10 @@ _DESCRIBED = {
     "world": World,
 }
 _ROLLOUT_KEYS = {one.name for one in fields(RolloutJob)}
+_DEGREE = r"(etp|ep|tp|pp)([1-9][0-9]*)"  # as in names of choices, of these keys
+_DEGREE_KEYS = {
+    "etp": "expert_tensor_parallel", "ep": "expert_parallel", "tp": "tensor_parallel", "pp": "pipeline_parallel",
+}  # fmt: skip
 # whose errors are of what parts made, not of what was asked for
 _OF_PLANS = ("zbench.run.checks.contract", "zbench.proof.verify")
 
@@ -101,14 +105,23 @@ def _limit(error: BaseException) -> tuple[str, int] | None:
 def not_among(field: str, value: str, options: Iterable[str]) -> str:
     """Writes a sentence like 'system is 'rign'; it takes one of allgather, ring (did you mean ring?)'.
 
-    A choice's name of an earlier version is told of as that.
+    A choice's name of an earlier version is told of as that. Degrees that no choice has, as parallel=pp2, are told by
+    their keys.
     """
     if told := old_choice(field, value):
         return told
     options = sorted(options)
-    close = difflib.get_close_matches(value, options, n=1)
+    close = [_degrees_meant(value)] if field == "parallel" else []
+    close = [one for one in close if one] or difflib.get_close_matches(value, options, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
     return f"{field} is {value!r}; it takes one of {', '.join(options)}{hint}"
+
+
+def _degrees_meant(value: str) -> str:
+    """Returns the settings that a word like pp2 or tp2_pp2 stands for, "" if it is none."""
+    if not re.fullmatch(rf"({_DEGREE}_?)+", value):
+        return ""
+    return " ".join(f"parallel.{_DEGREE_KEYS[word]}={size}" for word, size in re.findall(_DEGREE, value))
 
 
 def no_key(

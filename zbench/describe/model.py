@@ -299,12 +299,12 @@ class Model(StagedLayers, LayersOnHosts, LayerParameters, ExpertLayers):
     @property
     def params_updated_on_hosts(self) -> int:
         """The parameters whose optimizer state is in host memory: those of so many layers; of the head, where it has
-        its own and some layers' are; of the table where all layers' are."""
+        its own and some layers' are; of the tables where all layers' are."""
         layers = self.layers_updated_on_hosts
         of_head = self.hidden + (0 if self.tied_embeddings else self.head_params)
         of_layers = self._params_of_last(layers)
         if layers == self.num_layers:
-            return of_layers + of_head + self.table_params
+            return of_layers + of_head + self.table_params * (2 if self.has_two_tables else 1)
         return of_layers + of_head if layers and not self.tied_embeddings else of_layers
 
     @property

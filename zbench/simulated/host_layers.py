@@ -33,7 +33,6 @@ from zbench.describe.pipeline.staged_layers import ALL_LAYERS
 from zbench.simulator.steps.least.layer_seconds import LayerSeconds
 from zbench.step.passes.memory.at_hosts import HostLayers
 from zbench.step.passes.memory.host_memory import resting_bytes
-from zbench.step.passes.proven import check_tables
 
 RECOMPUTED = "recompute.layers"
 _KEYS = {  # by field of a model
@@ -113,11 +112,7 @@ def candidate_counts(cost: Cost, batch: Batch, all_or_none: bool = False) -> lis
 
     all_or_none: whether of layers some alone cannot be recomputed, as where gradients go between experts' messages of
     the next layer; nor can they where the first layers are dense.
-
-    Raises:
-        ValueError: optimizer state can be on no host.
     """
-    check_tables(cost.gpus.model)
     every = LayerChoices(cost, batch, all_or_none)
     found = [every.best(share) for share in SHARES]
     if cost.model.recompute_layers == CHOSEN:

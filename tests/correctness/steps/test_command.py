@@ -45,7 +45,7 @@ def test_every_pair_of_choices_is_exact_on_processes(
 
 
 def test_a_cover_has_every_pair() -> None:
-    assert len(every_combination(4)) == 9427320
+    assert len(every_combination(4)) == 10466064
     every = every_combination(2)
 
     def numbers(some: Sequence[StepCombination]) -> Ints:
@@ -60,7 +60,7 @@ def test_a_cover_has_every_pair() -> None:
     assert np.array_equal(table[:, ::97], numbers(every[::97]))
     chosen = covering(every, 0)
     assert all(map(np.array_equal, pairs(numbers(chosen)), pairs(table)))
-    assert len(chosen) < 95
+    assert len(chosen) < 105
     assert chosen == covering(every, 0)
 
 

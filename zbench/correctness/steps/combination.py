@@ -75,9 +75,11 @@ EXCHANGES: Mapping[str, ExchangeOverlap] = {
 # In place of a stage, of an even number of data- and context-parallel ranks, of which a pair counts as a node.
 DEGREES: Mapping[str, ShardDegrees] = {
     "pairs": ShardDegrees(2, 2, 2, 2),
+    "hpz": ShardDegrees(WORLD, 2, WORLD, WORLD),
     "zeropp": ShardDegrees(WORLD, 2, WORLD, WORLD, WORLD, 2, TransferBits(8, 8, 4, block=16)),
     "levels": ShardDegrees(2, 1, 2, WORLD, bits=TransferBits(gradients=4, updates=8, block=7)),
 }
+OVER_NODES = ("hpz", "zeropp")  # of these, some of whose collectives are among several GPUs of several nodes
 # Of the second some GPUs have no token; the third is under a window longer than pieces of a ring.
 LENGTHS = {"uneven": (23, 1, 7, 2, 5, 3), "short": (1, 2), "windowed": (23, 1, 7, 2, 5, 3)}
 MASKS = {name: Mask(window=5) if name == "windowed" else CAUSAL for name in LENGTHS}
@@ -166,8 +168,8 @@ class StepCombination:
     def can_be(self, ranks: int) -> bool:
         """Returns whether it can be on so many GPUs: no more than these, heads exchanged among a ring's, experts held
         by a stage's, several nodes in a stage where collectives have two levels, exchanges beside matmuls in groups of
-        several GPUs, degrees of pairs of a stage's, with collectives of their own levels, chunks of tokens where no
-        seats are of all of a GPU's tokens."""
+        several GPUs, degrees of pairs of a stage's, with two levels where a node has several groups and a run of them
+        several nodes, chunks of tokens where no seats are of all of a GPU's tokens."""
         of_stage, experts = self.num_gpus // self.stages, self.expert_parallel * self.expert_tensor_parallel
         groups = of_stage // self.tensor_parallel
         return (
@@ -178,7 +180,8 @@ class StepCombination:
             and (experts > (NODE if self.routing in OF_NODES else 1) or self.routing not in OF_SEVERAL)
             and (self.expert_tensor_parallel == 1 or (experts > 0 and self.routing != "2dh"))
             and (self.exchanges == "whole" or self.tensor_parallel > 1)
-            and (self.zero in STAGES or (groups % 2 == 0 and self.levels == 1))
+            and (self.zero in STAGES or groups % 2 == 0)
+            and (self.levels == 1 or self.zero not in DEGREES or (groups == of_stage and self.zero in OVER_NODES))
             and (self.chunk_tokens == 0 or self.routing != "router")
         )
 

@@ -34,7 +34,7 @@ from zbench.step.passes.parameters.lossy import encodings_of, with_lossy_hops
 from zbench.step.passes.parameters.optimizer import optimizer_template
 from zbench.step.passes.parameters.parameter_rows import moved_entries
 from zbench.step.passes.parameters.tied_tables import with_two_tables
-from zbench.step.passes.parameters.zero import TABLES, ShardedParameters, ZeroCut
+from zbench.step.passes.parameters.zero import ShardedParameters, ZeroCut
 from zbench.step.passes.parts import PlanParts, check_plans
 from zbench.step.passes.pipeline import (
     TwoKinds,
@@ -293,7 +293,7 @@ def _updates(built: _Built, num_layers: int, places: list[int], layers: list[int
     if len(places) > 1:
         ends = [("optimizer_embedding", ("we",), 0), ("optimizer_head", rows.of.of_head, places[-1])]
     if rows.of.model.has_two_tables:  # which are updated as one (zbench.step.passes.parameters.tied_tables)
-        ends = [("optimizer_head", tuple(one for one in rows.of.of_head if one not in TABLES), places[-1])]
+        ends = []
     for name, weights, _ in [*of_layers, *ends]:
         built.templates.append(optimizer_template(name, weights, built.gradients, rows, (0, layout)))
     first += len(of_layers)

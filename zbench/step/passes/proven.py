@@ -21,6 +21,7 @@ from zbench.plans.plan import Plan
 from zbench.step.passes.build import forward_step, whole_step
 from zbench.step.passes.memory.host_memory import check_host, check_host_room, with_host_memory
 from zbench.step.passes.own_plans import parts_of_layouts
+from zbench.step.passes.parameters.levels import check_levels
 from zbench.step.passes.parameters.room import check_room
 from zbench.step.passes.parameters.zero import ShardedParameters, ZeroCut
 from zbench.step.passes.parts import PlanParts
@@ -38,19 +39,6 @@ ZERO: Mapping[str, str] = {"none": "none", "zero1": "1", "zero2": "2", "zero3": 
 def zero_of(model: Model) -> str | ShardDegrees:
     """Returns the stage of whole_step for a model's sharding, or its degrees."""
     return model.sharding if isinstance(model.sharding, ShardDegrees) else ZERO[model.sharding]
-
-
-def check_tables(model: Model) -> None:
-    """Refuses tied embeddings on two stages where optimizer state is on hosts, or as many layers' as are chosen.
-
-    Raises:
-        ValueError: they are, and it is.
-    """
-    if model.has_two_tables and model.optimizer_on_hosts:
-        raise ValueError(
-            f"model.tied_embeddings is True, as of {model.name}; with {model.pipeline_parallel} pipeline stages two "
-            f"tables are updated as one, on GPUs, and memory.offload is {model.offload}: it takes one without optimizer"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +102,6 @@ class ProvenSteps:
         self._check_collectives(places)
         laid = model.with_stages(self.stages)
         laid.check_stages()
-        check_tables(laid)
         self._check_offload_layers(max(laid.layers_of_stages))
         if model.offload_tokens != ALL_LAYERS and model.num_experts > 1 and experts.routing != DRAWN:
             raise ValueError(
@@ -129,12 +116,10 @@ class ProvenSteps:
             check_host(model, self.cluster)
 
     def _check_collectives(self, places: int) -> None:
-        """Refuses collectives in two levels where there is one level, or others' own. places: of a stage."""
+        """Refuses collectives in two levels where there is one level. places: of a stage."""
         if self.overlap.collectives == FLAT:
             return
         given = f"sharding.collectives is {self.overlap.collectives}"
-        if isinstance(self.model.sharding, ShardDegrees):
-            raise ValueError(f"{given}; sharding.degrees are levels of their own, so it takes {FLAT}")
         if self.cluster is None:
             return
         if places <= self.cluster.gpus_per_node or self.cluster.gpus_per_node == 1:
@@ -144,6 +129,8 @@ class ProvenSteps:
                 f"{given}; {of} has {nodes} of {with_noun(self.cluster.gpus_per_node, 'GPU')}, and two levels take "
                 f"several of several, so it takes {FLAT}"
             )
+        if isinstance(self.model.sharding, ShardDegrees):
+            check_levels(self.parameters, self.cluster.gpus_per_node)
 
     def _in_levels(self, step: Step) -> Step:
         """Returns a step whose gathers and reductions of parameters and gradients go as `collectives` says."""

@@ -16,6 +16,7 @@ from zbench.describe.arrays import Ints
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import COMPUTE, SEND, Operations, operation_row
+from zbench.step.passes.parameters.tied_tables import FIRST, LAST
 from zbench.step.template import AT_HOME, COMPLETE, GONE, Items, Template
 from zbench.step.tensor import NONE, Tensor
 
@@ -83,7 +84,8 @@ class HostLayers:
 class HostItems:
     """The parameters and the optimizer state of a layout, with its lists. num_gpus: places before hosts. leading: how
     many layers, the first ones, are of another kind than others. homes: by the names of tensors, the homes of their
-    cells, -1 where another pipeline has them; of those that are not named, the layout's."""
+    cells, -1 where another pipeline has them; of those that are not named, the layout's. two_tables: whether the head's
+    table is the embedding's once more, and updated with it (zbench.step.passes.parameters.tied_tables)."""
 
     layout: StepLayout
     lists: ListTable
@@ -92,6 +94,7 @@ class HostItems:
     layers: HostLayers
     leading: int = 0
     homes: Mapping[str, Ints] = field(default_factory=dict)
+    two_tables: bool = False
 
     def host(self, gpu: int) -> int:
         """Returns the place of the host memory of a GPU's node."""
@@ -162,7 +165,7 @@ class HostItems:
     def _copies(self, tensor: int, layer: int, to_host: bool, version: int) -> Rows:
         """Returns the copies of what each GPU has of a parameter at home, from its host or to it."""
         found = Rows()
-        for gpu, cells in self._by_place(tensor, self._homes(tensor)):
+        for gpu, cells in self._by_place(tensor, self.homes_of(tensor)):
             ends = (gpu, self.host(gpu)) if to_host else (self.host(gpu), gpu)
             found.append(operation_row(SEND, tensor, ends, cells, "host", layer, version=version))
         return found
@@ -177,7 +180,7 @@ class HostItems:
     @property
     def has_own_head(self) -> bool:
         """Whether the head has more of its own than its norm's gain, which else is updated with the table."""
-        return sum(name in self.layout.number for name in OF_HEAD) > 1
+        return not self.two_tables and sum(name in self.layout.number for name in OF_HEAD) > 1
 
     def entries(self, items: Items, kind_of: KindOf, rest: bool = False) -> Items:
         """Returns the entries of a contract with optimizer state in host memory in place of GPUs', and parameters there
@@ -214,11 +217,15 @@ class HostItems:
                     row[6] = 0  # its first update is the next step's
                 mine.setdefault(row[0], []).append(row)
             for tensor in [one for one in mine if has_gradients and self.is_weight(one)]:
-                name = f"d{self.layout.tensors[tensor].name}"
-                gradient = self.layout.number[name]
+                gradient = self.gradient_of(tensor)
+                name = self.layout.tensors[gradient].name
                 if self._kind(tensor, 0, kind_of).gradients:
-                    there = [row for row in mine[tensor] if self._is_at_host(row)]
-                    mine[gradient] = [[gradient, *row[1:5], COMPLETE, 0, hops.get(name, 0)] for row in there]
+                    there = [row for row in mine[tensor] if self.is_at_host(row)]
+                    for row in there:
+                        cells = self.cells_of_gradient(tensor, row[3:5])
+                        mine.setdefault(gradient, []).append(
+                            [gradient, *row[1:3], *cells, COMPLETE, 0, hops.get(name, 0)]
+                        )
                 elif last.get(gradient):
                     mine[gradient] = [[gradient, 0, GONE, -1, -1, 0, 0, 0]]
             for tensor, rows in mine.items():
@@ -244,19 +251,36 @@ class HostItems:
             first, last = one.layers_of(0, len(every) - 1, self.leading)
             is_all = set(range(first, last + 1)) <= set(carried)
             if is_all if one.layers != NONE else self._kind(at, 0, read.of_layer).gradients:
-                unread.add(f"d{one.name}")
+                unread.add(self.layout.tensors[self.gradient_of(at)].name)
         return tuple(replace(one, hops=0) if one.name in unread else one for one in self.layout.tensors)
 
-    def _is_at_host(self, row: Sequence[int]) -> bool:
+    def is_at_host(self, row: Sequence[int]) -> bool:
         """Returns whether an entry is of items in host memory."""
         return row[2] >= 0 and int(self.lists.rows[row[2]][0]) >= self.num_gpus
 
+    def gradient_of(self, weight: int) -> int:
+        """Returns the tensor by which a parameter is updated: of two tables the first one's gradient, for both."""
+        name = self.layout.tensors[weight].name
+        return self.layout.number[f"d{FIRST if self.two_tables and name == LAST else name}"]
+
+    def cells_of_gradient(self, weight: int, lists: Sequence[int]) -> list[int]:
+        """Returns the lists of a gradient's cells that a parameter's cells are updated by, which are cut alike."""
+        axes = self.layout.tensors[self.gradient_of(weight)].axes
+        if axes == self.layout.tensors[weight].axes:
+            return [*lists]
+        return [
+            which if which < 0 else self.lists.number(axis, self.lists.rows[which])
+            for axis, which in zip(axes, lists, strict=True)
+        ]
+
     def _hosts(self, tensor: int) -> Ints:
         """Returns the host memories of the homes of a tensor's cells, -1 where these are in another pipeline."""
-        homes = self._homes(tensor)
+        homes = self.homes_of(tensor)
         return np.where(homes < 0, homes, self.num_gpus + homes // self.gpus_per_node)
 
-    def _homes(self, tensor: int) -> Ints:
+    def homes_of(self, tensor: int) -> Ints:
+        """Returns the homes of a tensor's cells, [parts of its first axis, of its second], -1 where another pipeline
+        has them."""
         one = self.layout.tensors[tensor]
         return self.homes.get(one.name, one.home).reshape(self.layout.shape(tensor))
 

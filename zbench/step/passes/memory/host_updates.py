@@ -26,11 +26,13 @@ from zbench.step.lists import PLACE
 from zbench.step.operations import SEND, Operations, operation_row
 from zbench.step.passes.memory.at_hosts import OF_HEAD, HostItems, OnHosts, Rows
 from zbench.step.passes.memory.kept_on_hosts import BACKWARDS
-from zbench.step.template import AT_HOME, COMPLETE, Instance, Items, Template
+from zbench.step.passes.parameters.tied_tables import TABLES_UPDATE
+from zbench.step.template import COMPLETE, Instance, Items, Template
 
 # Templates that update: of layers, also dense ones before others; of what is outside them, or of the table alone; of
 # the head, which is made here but where that is on a stage of its own.
-UPDATES, ENDS, HEAD = ("optimizer", "optimizer_dense"), ("optimizer_ends", "optimizer_embedding"), "optimizer_head"
+UPDATES, HEAD = ("optimizer", "optimizer_dense"), "optimizer_head"
+ENDS = ("optimizer_ends", "optimizer_embedding", TABLES_UPDATE)
 FIRST = "_first"  # how the names of templates end that update with gradients which a step begins with
 _LAST_OF_LAYERS = (*BACKWARDS, "reduce", "reduce_rest")
 _LAST_OF_HEAD = ("head", "reduce_head")
@@ -58,17 +60,24 @@ _NONE = _Numbers(-1, -1)
 
 @dataclass
 class HostUpdates:
-    """The updates of a step in host memory. items: of its first layout; when: zbench.describe.layers.on_hosts.
+    """The updates of a step in host memory. every: items of its layouts. layout: the number of the one that what is
+    outside the layers is updated in. when: zbench.describe.layers.on_hosts.
 
     layers: by the number of the template that updated them on GPUs. head: of what the head alone has, None where that
     is updated with the table, or on GPUs. rest: of what is left, on hosts or on GPUs.
     """
 
-    items: HostItems
+    every: Sequence[HostItems]
+    layout: int
     when: str
     layers: dict[int, _Numbers] = field(default_factory=dict)
     head: _Numbers | None = None
     rest: _Numbers = _NONE
+
+    @property
+    def items(self) -> HostItems:
+        """The items of the layout that what is outside the layers is updated in."""
+        return self.every[self.layout]
 
     def put(self, templates: list[Template], numbers: Mapping[int, OnHosts], rest: int, head: int = -1) -> None:
         """Puts templates that update in host memory in the place of those that did on GPUs, and more after the others.
@@ -109,24 +118,25 @@ class HostUpdates:
     def _parted(self, template: Template, first: bool = False) -> _Parts:
         """Returns an update in parts. first: whether it is before all else, where parameters are as a step begins with
         them; then what of them is elsewhere after the backward is gone where gradients are sent."""
-        of, lists = self.items, self.items.lists
+        of = self.every[template.layout]
+        lists = of.lists
         sent, computes, back, at_hosts = Rows(), Rows(), Rows(), Rows()
         needs, leaves = template.needs.rows(), template.leaves.rows()
         gradients = [row for row in needs if not of.is_weight(row[0]) and not of.is_state(row[0])]
         hops = {row[0]: row[7] for row in gradients}
-        homes = [row for row in leaves if row[2] == AT_HOME]
+        homes = [row for row in leaves if of.is_weight(row[0]) and not of.is_at_host(row)]
         come_back = {row[0] for row in homes}
-        for row, weight, host in self._updates(template.operations):
+        for row, weight, host in self._updates(template.operations, of):
             gpu, cells = row[2], [which for which in row[4:6] if which >= 0]
-            gradient = of.layout.number[f"d{of.layout.tensors[weight].name}"]
-            sent.append(operation_row(SEND, gradient, (gpu, host), cells, "host"))
-            where = [lists.number(PLACE, [host]), *cells, -1, -1][:3]
+            gradient, summed = of.gradient_of(weight), of.cells_of_gradient(weight, cells)
+            sent.append(operation_row(SEND, gradient, (gpu, host), summed, "host"))
+            where = [lists.number(PLACE, [host]), *summed, -1, -1][:3]
             at_hosts.append([gradient, 0, *where, COMPLETE, 0, hops.get(gradient, 0)])
             computes.append([*row[:2], host, *row[3:]])
             if weight in come_back:
                 back.append(operation_row(SEND, weight, (host, gpu), cells, "host", version=1))
         old_homes = [[*row[:6], 0, *row[7:]] for row in homes]
-        on_hosts = [row for row in leaves if row[2] != AT_HOME and of.is_weight(row[0])]
+        on_hosts = [row for row in leaves if of.is_weight(row[0]) and of.is_at_host(row)]
         name, before, gone, stays = template.name, [row for row in needs if row not in gradients], Rows(), Rows()
         if first:
             version = int(of.layers.begun)  # how often the step has updated them then
@@ -142,7 +152,7 @@ class HostUpdates:
                 Operations.of(computes),
                 template.formulas,
                 Items.of([*before, *at_hosts]),
-                Items.of([[*row[:6], 0, *row[7:]] if row[2] == AT_HOME else row for row in leaves]),
+                Items.of([[*row[:6], 0, *row[7:]] if row in homes else row for row in leaves]),
             ),
             Template(
                 f"{name}_back",
@@ -154,12 +164,12 @@ class HostUpdates:
             ),
         )
 
-    def _updates(self, operations: Operations) -> Iterator[tuple[list[int], int, int]]:
-        """Yields the row of each update on a GPU, its parameter's tensor, and its host's place."""
-        of = self.items
+    def _updates(self, operations: Operations, of: HostItems) -> Iterator[tuple[list[int], int, int]]:
+        """Yields the row of each update on a GPU, its parameter's tensor, and its host's place. of: of the operations'
+        layout."""
         for row in operations.table.tolist():
             weight = of.layout.number[of.layout.formulas[row[1]].results[0].tensor]
-            home = of.layout.tensors[weight].home.reshape(of.layout.shape(weight))
+            home = of.homes_of(weight)
             sides = [of.lists.rows[which] for which in row[4:6] if which >= 0]
             if sides and not (home[np.ix_(*sides)] == row[2]).all():
                 raise ValueError(
@@ -236,8 +246,8 @@ class HostUpdates:
     def _reduces_behind(self, backward: Template) -> bool:
         """Returns whether a layer's backward reduces the gradients of the layer behind it, whose backward was before
         (zbench.step.passes.overlap.gradients_between), and not its own."""
-        of, leaves = self.items.layout, backward.leaves
-        gradients = [of.number[f"d{one.name}"] for at, one in enumerate(of.tensors) if self.items.is_weight(at)]
+        of, leaves = self.every[backward.layout], backward.leaves
+        gradients = [of.gradient_of(at) for at in range(len(of.layout.tensors)) if of.is_weight(at)]
         return bool((np.isin(leaves.tensor, gradients) & (leaves.layer == 1)).any())
 
     def _late(

@@ -10,6 +10,8 @@ from itertools import takewhile
 
 from zbench.step.passes.memory.host_updates import FIRST
 from zbench.step.passes.memory.resting_step import KeptLayout
+from zbench.step.passes.parameters.tied_tables import has_two_tables
+from zbench.step.passes.parameters.zero import TABLES
 from zbench.step.template import COMPLETE, Items, Step, Template
 
 Rows = list[list[int]]
@@ -17,14 +19,16 @@ Rows = list[list[int]]
 
 def begun_gradients(step: Step) -> set[tuple[str, int]]:
     """Returns the parameters, by name and layer (0 of those that are of no layer), whose gradients a step begins with
-    in host memory."""
+    in host memory; of two tables that gradient is one."""
     tensors = step.layouts[0].tensors
-    return {
+    found = {
         (tensors[row[0]].name[1:], layer)
         for row, first, last in step.resting(step.begins)
         if row[5] == COMPLETE
         for layer in range(first, last + 1)
     }
+    both = {(name, 0) for name in TABLES}
+    return found | both if found & both and has_two_tables(step) else found
 
 
 def last_update(step: Step) -> Step:

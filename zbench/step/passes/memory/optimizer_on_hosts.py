@@ -20,6 +20,7 @@ from zbench.step.passes.memory.at_hosts import HostItems, HostLayers, OnHosts
 from zbench.step.passes.memory.by_layers import by_layers
 from zbench.step.passes.memory.host_updates import ENDS, HEAD, UPDATES, HostUpdates
 from zbench.step.passes.memory.kept_on_hosts import gpus_of_a_host
+from zbench.step.passes.parameters.tied_tables import has_two_tables, places_of_tables
 from zbench.step.template import ACROSS, Step, Template
 
 
@@ -39,7 +40,8 @@ def with_optimizer_on_hosts(
     for number, layout in enumerate(step.layouts):
         sizes = {one.name: len(one) for one in layout.indices}
         lists = ListTable.of(layout.lists, sizes, step.num_gpus + num_hosts)
-        every.append(HostItems(layout, lists, step.num_gpus, each, layers, step.leading, homes.get(number, {})))
+        of_layout = step.num_gpus, each, layers, step.leading, homes.get(number, {})
+        every.append(HostItems(layout, lists, *of_layout, has_two_tables(step)))
 
     def changed(number: int, kinds: dict[int, OnHosts]) -> Template:
         template = step.templates[number]
@@ -57,7 +59,7 @@ def with_optimizer_on_hosts(
         played = {one.template: layers.of_layer(one.layer) for one in order if names[one.template] in UPDATES}
         rest = next(number for number, name in enumerate(names) if name in ENDS)
         head = names.index(HEAD) if HEAD in names else -1
-        updates = HostUpdates(every[templates[rest].layout], when)
+        updates = HostUpdates(every, templates[rest].layout, when)
         updates.put(templates, {number: kind for number, kind in played.items() if kind.state}, rest, head)
         order = updates.ordered(order, templates, names)
     return replace(
@@ -74,7 +76,12 @@ def with_optimizer_on_hosts(
 def _homes_of_pipelines(step: Step) -> dict[int, dict[str, Ints]]:
     """Returns, by the number of each micro-batch's layout, the homes of cells of what rests between steps where these
     are told by a layout of all pipelines alone: by names, places counted from the first of the pipeline, -1 where
-    another one has them."""
+    another one has them; and of two tables' layout those of what is on the last stage."""
+    if moved := places_of_tables(step):
+        tables = step.layouts[-1]
+        return {
+            len(step.layouts) - 1: {name: tables.tensors[tables.number[name]].home + by for name, by in moved.items()}
+        }
     if all(one.place != ACROSS for one in step.order):
         return {}
     common, found = step.layouts[-1], dict[int, dict[str, Ints]]()

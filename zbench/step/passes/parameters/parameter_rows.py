@@ -237,9 +237,14 @@ def moved_entries(entries: list[list[int]], layout: StepLayout, lists: ListTable
             found.append([tensor, layer, moved, list0, list1, *rest])
             continue
         home, axes = layout.tensors[tensor].home.reshape(layout.shape(tensor)), layout.tensors[tensor].axes
-        for row, homes in enumerate(home):
+        sides = [
+            lists.rows[which] if which >= 0 else np.arange(size)
+            for which, size in zip((list0, list1), home.shape, strict=True)
+        ]
+        for row in sides[0].tolist():
+            homes = home[row, sides[1]]
             for one in np.unique(homes).tolist():
                 cells = [lists.number(axes[0], [row])] if axes else [-1]
-                cells.append(lists.number(axes[1], np.flatnonzero(homes == one)) if len(axes) > 1 else -1)
+                cells.append(lists.number(axes[1], sides[1][homes == one]) if len(axes) > 1 else -1)
                 found.append([tensor, layer, lists.number(PLACE, [one + place]), *cells, *rest])
     return found

@@ -12,8 +12,9 @@ two GPUs is what a ring of two does: each sums up half of the cells, and both se
 does so with its own shard alone, where Megatron-LM's sends the whole of its slice; what updates more than its shard
 gets the rest from its own stage.
 
-Everything before that is a step whose head has a table of its own, so this is a pass: it adds a layout of the tables
-alone, of no micro-batch, and one template at the step's end.
+Everything before that is a step whose head has a table of its own, so this is a pass: it adds a layout of no
+micro-batch, of what is outside the layers alone, and two templates at the step's end: one sums up, the other updates
+both tables and the gain of the last norm, wherever their optimizer state is (zbench.step.passes.memory).
 """
 
 from collections.abc import Mapping
@@ -32,17 +33,21 @@ from zbench.step.passes.parameters.gradients import GradientRows
 from zbench.step.passes.parameters.optimizer import updates_of
 from zbench.step.passes.parameters.parameter_rows import moved_entries
 from zbench.step.passes.parameters.zero import TABLES, ShardedParameters
-from zbench.step.template import Instance, Items, Step, Template
+from zbench.step.template import COMPLETE, Instance, Items, Step, Template
 
 Rows = list[list[int]]
 FIRST, LAST = TABLES
+GAIN = "gl"
+TABLES_UPDATE = "optimizer_tables"  # the template that updates what is outside the layers
+_UPDATED = (FIRST, LAST, GAIN)
 # Both are cut alike; the slots of the second one's shards are the first one's.
 _FORMULAS = (
-    "dwe[j,zwe] += dwh[j,zwh(zwe)]",
     update("we", "j,zwe"),
     "wh[j,zwh], swh[j,zwh] := adam(wh[j,zwh], swh[j,zwh], dwe[j,zwe(zwh)])",
+    update("gl", ""),
+    "dwe[j,zwe] += dwh[j,zwh(zwe)]",
 )
-_SUM, _UPDATE_FIRST, _UPDATE_LAST = range(len(_FORMULAS))
+_SUM = len(_UPDATED)  # those before it are of what is updated, in its order
 
 
 def with_two_tables(step: Step, parameters: ShardedParameters, gradients: Mapping[str, Ints]) -> Step:
@@ -50,7 +55,7 @@ def with_two_tables(step: Step, parameters: ShardedParameters, gradients: Mappin
 
     parameters: of a stage. gradients: contributions of every GPU of a stage to each parameter's in the step.
     """
-    names = [f"{kind}{weight}" for weight in TABLES for kind in ("", "d", "s")]
+    names = [f"{kind}{weight}" for weight in _UPDATED for kind in ("", "d", "s")]
     of = step.layouts[0]
     indices = tuple(of.index[name] for name in ("j", *(f"z{weight}" for weight in TABLES)))
     lists = ListTable({**{one.name: len(one) for one in indices}, PLACE: step.num_places})
@@ -61,13 +66,27 @@ def with_two_tables(step: Step, parameters: ShardedParameters, gradients: Mappin
     tensors, formulas = tuple(of.tensors[of.number[name]] for name in names), tuple(map(parse_formula, _FORMULAS))
     layout = StepLayout(indices, (), maps, (), tensors, formulas, lists.lists())
     tables = _Tables(GradientRows(parameters, layout, lists), step.stages[-1].place)
-    template = tables.template(len(step.layouts), gradients)
+    templates = tables.templates(len(step.layouts), gradients)
     return replace(
         step,
         layouts=(*step.layouts, replace(layout, lists=lists.lists())),
-        templates=(*step.templates, template),
-        order=(*step.order, Instance(len(step.templates), 0)),
+        templates=(*step.templates, *templates),
+        order=(*step.order, *(Instance(len(step.templates) + at, 0) for at in range(len(templates)))),
     )
+
+
+def places_of_tables(step: Step) -> dict[str, int]:
+    """Returns, of the layout of the tables of a step, by which place the homes of what the last stage updates are moved
+    on, by the names of tensors; {} where it has no such layout."""
+    if not has_two_tables(step):
+        return {}
+    last = step.stages[-1].place
+    return {f"{kind}{weight}": last for weight in (LAST, GAIN) for kind in ("", "s")}
+
+
+def has_two_tables(step: Step) -> bool:
+    """Returns whether a step has a table on its first stage and one on its last, updated as one."""
+    return any(one.name.startswith(TABLES_UPDATE) for one in step.templates)
 
 
 @dataclass(frozen=True)
@@ -77,24 +96,45 @@ class _Tables:
     rows: GradientRows
     last: int
 
-    def template(self, layout: int, gradients: Mapping[str, Ints]) -> Template:
-        """Returns the template that sums up both gradients and updates both tables once. layout: its number."""
+    def templates(self, layout: int, gradients: Mapping[str, Ints]) -> list[Template]:
+        """Returns the templates that sum up both tables' gradients, and that update what is outside the layers once.
+        layout: its number."""
         rows, degrees = self.rows, self.rows.of.degrees
-        needs: Rows = []
-        leaves: Rows = []
-        for weight in TABLES:
-            before = rows.held(weight, weight, degrees.weights) + rows.held(f"s{weight}", weight, degrees.optimizer)
-            before += rows.gradients(weight, gradients[weight], True)
+        before, needs, leaves = Rows(), self._sums(gradients), Rows()
+        for weight in _UPDATED:
+            own = rows.gradients(weight, gradients[weight], True)
+            before += self._placed(weight, own) if weight in TABLES else []
+            held = rows.held(weight, weight, degrees.weights) + rows.held(f"s{weight}", weight, degrees.optimizer)
+            needs += self._placed(weight, held if weight in TABLES else held + own)
             after = rows.held(f"s{weight}", weight, degrees.optimizer, version=1) + rows.resting(weight, version=1)
-            needs += self._placed(weight, before)
             leaves += self._placed(weight, after)
-        ops = [*self._summed(), *self._gathered(), *self._updates()]
-        formulas = tuple(range(len(_FORMULAS)))
-        return Template("optimizer_tables", layout, Operations.of(ops), formulas, Items.of(needs), Items.of(leaves))
+        sums = [*self._summed(), *self._gathered()]
+        return [
+            Template(
+                "sum_tables", layout, Operations.of(sums), (_SUM,), Items.of(before), Items.of(self._sums(gradients))
+            ),
+            Template(
+                TABLES_UPDATE,
+                layout,
+                Operations.of(self._updates()),
+                tuple(range(len(_UPDATED))),
+                Items.of(needs),
+                Items.of(leaves),
+            ),
+        ]
+
+    def _sums(self, gradients: Mapping[str, Ints]) -> Rows:
+        """Returns the entries of the sum of both gradients on both stages, where these update."""
+        rows = self.rows
+        found = rows.held(f"d{FIRST}", FIRST, rows.of.degrees.optimizer, count=COMPLETE)
+        if rows.hops.encodings:
+            hops = [rows.hops.reduced(weight, gradients[weight] >= 0, True) for weight in TABLES]
+            found = rows.told(found, np.maximum(*hops))
+        return found + moved_entries(found, rows.layout, rows.lists, self.last)
 
     def _placed(self, weight: str, entries: Rows) -> Rows:
-        """Returns entries of a table with the places of its stage."""
-        return moved_entries(entries, self.rows.layout, self.rows.lists, self.last) if weight == LAST else entries
+        """Returns entries of a parameter with the places of its stage."""
+        return entries if weight == FIRST else moved_entries(entries, self.rows.layout, self.rows.lists, self.last)
 
     def _summed(self) -> Rows:
         """Returns what sums up both gradients between each GPU of the first stage and that of the last one with the
@@ -131,9 +171,9 @@ class _Tables:
         return found
 
     def _updates(self) -> Rows:
-        """Returns the updates of both tables, each on its stage."""
-        of, lists = self.rows.of, self.rows.lists
-        first, last = (
-            updates_of(formula, weight, of, lists) for formula, weight in ((_UPDATE_FIRST, FIRST), (_UPDATE_LAST, LAST))
-        )
-        return first + [[*row[:2], row[2] + self.last, *row[3:]] for row in last]
+        """Returns the updates of both tables and the gain, each on its stage."""
+        of, lists, found = self.rows.of, self.rows.lists, Rows()
+        for formula, weight in enumerate(_UPDATED):
+            place = 0 if weight == FIRST else self.last
+            found += [[*row[:2], row[2] + place, *row[3:]] for row in updates_of(formula, weight, of, lists)]
+        return found
