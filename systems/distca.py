@@ -61,7 +61,7 @@ class DistCA:
         check_whole_number("system.rounds_per_attend", self.rounds_per_attend, 1)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
-        return fitting(batch.lengths, self.cost, lambda seqs: self._plans(batch.lengths, seqs))
+        return fitting(batch.lengths, self.cost, lambda seqs, _: self._plans(batch.lengths, seqs))
 
     def _plans(self, lengths: Ints, sequences: Ints) -> Iterator[Plan]:
         """Yields a plan of every tolerance that is tried, the fastest predicted first."""

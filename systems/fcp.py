@@ -69,7 +69,7 @@ class FCP:
         check_whole_number("system.reshuffle_tolerance", self.reshuffle_tolerance, 0)
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
-        return fitting(batch.lengths, self.cost, lambda seqs: self._plans(batch.lengths, seqs))
+        return fitting(batch.lengths, self.cost, lambda seqs, _: self._plans(batch.lengths, seqs))
 
     def _plans(self, lengths: Ints, sequences: Ints) -> Iterator[Plan]:
         """Yields a plan of every block size, with and without the reshuffle where that is on, the fastest predicted

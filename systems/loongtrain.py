@@ -77,4 +77,4 @@ class LoongTrain:
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         lengths, grids = batch.lengths, self.candidates
-        return fitting(lengths, self.cost, lambda seqs: best_grids(lengths, seqs, grids, self.cost, self.received_kv))
+        return fitting(lengths, self.cost, lambda seqs, part: best_grids(lengths, seqs, grids, part, self.received_kv))

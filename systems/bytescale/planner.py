@@ -100,7 +100,7 @@ class ByteScale:
         if self._by_stages:
             return self._evened(batch.lengths, room)
         if self._one_by_one:
-            return fitting(batch.lengths, self.cost, lambda seqs: self._together(batch.lengths, seqs, room))
+            return fitting(batch.lengths, self.cost, lambda seqs, _: self._together(batch.lengths, seqs, room))
         every = np.arange(len(batch.lengths), dtype=np.int64)
         room = room if self.cost.pp == 1 else self._staged_room(batch.lengths, room)
         return tuple(reversed(self._fitting(batch.lengths, every, room)))
@@ -114,7 +114,7 @@ class ByteScale:
 
     def _alone(self, lengths: Ints, part: Ints, room: int) -> list[Plan]:
         """Plans of `part`: one, or as many as memory asks for."""
-        found = fitting(lengths[part], self.cost, lambda seqs: self._together(lengths[part], seqs, room))
+        found = fitting(lengths[part], self.cost, lambda seqs, _: self._together(lengths[part], seqs, room))
         return [plan.with_(sequences=part[plan.sequences]) for plan in found]
 
     def _staged_room(self, lengths: Ints, room: int) -> int:

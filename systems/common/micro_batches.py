@@ -18,8 +18,9 @@ from zbench.describe.model import DKV, DQ, O
 from zbench.interfaces.dealt import dealt
 from zbench.plans.plan import TRANSFER, Ints, Ops, Plan
 
-# Plans of some of the batch's sequences (their indices), the one to be preferred first.
-Planner = Callable[[Ints], Iterable[Plan]]
+# Plans of some of the batch's sequences (their indices), the one to be preferred first, by the cost model of a part of
+# the step (Cost.of_part).
+Planner = Callable[[Ints, Cost], Iterable[Plan]]
 TRIED = 3  # most plans tried before a part of several sequences is cut into smaller ones
 COUNTS = 5  # most numbers of parts tried before parts that do not fit are cut by themselves
 
@@ -36,21 +37,23 @@ def fitting(lengths: Ints, cost: Cost, planner: Planner) -> tuple[Plan, ...]:
 def _parts(seqs: Ints, lengths: Ints, cost: Cost, planner: Planner) -> list[Plan]:
     memory, lines = int(cost.cluster.device.memory_bytes), memory_of(cost)
     if (room := lines.tokens(memory)) <= 0:  # however few tokens
-        return [next(iter(planner(seqs)))]
+        return [next(iter(planner(seqs, cost)))]
     count, need = 1, least_bytes(cost, int(lengths[seqs].sum()))
     for _ in range(COUNTS):
         if need > memory:
             in_proportion = int(np.ceil(count * lines.tokens(need) / room))
             count = min(max(count + 1, in_proportion), len(seqs))
         parts, plans = dealt(seqs, lengths, count), []
-        for part in parts:
-            plan, need = _plan(part, lengths, cost, planner)
+        of_part = [cost.of_part(number == 0, number == count - 1) for number in range(count)]
+        for part, own in zip(parts, of_part, strict=True):
+            plan, need = _plan(part, lengths, own, planner)
             if plan is None:
                 break
             plans.append(plan)
         else:
             return plans
-    return [plan for part in parts for plan in _parts(part, lengths, cost, planner)]
+    each = zip(parts, of_part, strict=True)
+    return [plan for part, own in each for plan in _parts(part, lengths, own, planner)]
 
 
 def _plan(seqs: Ints, lengths: Ints, cost: Cost, planner: Planner) -> tuple[Plan | None, int]:
@@ -61,7 +64,7 @@ def _plan(seqs: Ints, lengths: Ints, cost: Cost, planner: Planner) -> tuple[Plan
     tried: list[tuple[int, Plan]] = []
     if least > memory and not alone:
         return None, least
-    for plan in planner(seqs) if alone else islice(planner(seqs), TRIED):
+    for plan in planner(seqs, cost) if alone else islice(planner(seqs, cost), TRIED):
         need, most = need_range(plan, cost)
         if need <= memory < most:
             need = most = exact_bytes(plan, cost)

@@ -116,7 +116,8 @@ def objective(cost: Cost, backward: Mode, least: int = 1) -> Objective:
     sizes = group_degrees(cost)
     size = np.array(sizes, np.int64)
     tokens, piece = TILE * TILES * size.astype(np.float64), 2 * TILE
-    alike = cost.routed_by(USUAL_EXPERTS, (0, None))  # profiles are the same whatever tokens choose in a batch
+    # Profiles are the same whatever tokens choose in a batch and whichever part of a step it is.
+    alike = cost.routed_by(USUAL_EXPERTS, (0, None)).of_step
     one, many, half, *held = group_profiles(alike, backward).T
     square = np.maximum(one - many, 0.0) / (tokens * (tokens - piece))
     linear = np.maximum((many - half) / (tokens / 2) - square * piece, 0.0)

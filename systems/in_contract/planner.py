@@ -113,7 +113,7 @@ class InContract:
         if kind is EqualTokenPermutation and self.degree is not None:
             return fastest_groups(batch, self.degree, self.cost, self._gathered_kv())
         if kind is EqualTokenPermutation:
-            return fitting(batch.lengths, self.cost, lambda seqs: self._permuted(batch.lengths, seqs))
+            return fitting(batch.lengths, self.cost, lambda seqs, _: self._permuted(batch.lengths, seqs))
         if kind is WholeOnDP:
             ranks = self.cost.cluster.num_ranks // self._degree_of(batch)
             whole = fastest_whole(

@@ -140,10 +140,15 @@ class Nodewise:
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Plans as few micro-batches as memory allows, each by the placement that was played fastest."""
-        rates, played = Rates.of(self.cost), PlayedPlans()
-        own = fitting(
-            batch.lengths, self.cost, lambda seqs: self._within_memory(batch.lengths[seqs], seqs, rates, played)
-        )
+        played, known = PlayedPlans(), dict[tuple[bool, bool], Rates]()
+
+        def planned(seqs: Ints, part: Cost) -> Iterator[Plan]:
+            place = part.opens_step, part.closes_step
+            if place not in known:
+                known[place] = Rates.of(part)
+            return replace(self, cost=part)._within_memory(batch.lengths[seqs], seqs, known[place], played)
+
+        own = fitting(batch.lengths, self.cost, planned)
         return self.simpler.fastest(own, batch, played.seconds(own)) if self.adopt_rivals else own
 
     def _task(self, lengths: Ints, seqs: Ints, rates: Rates, room: int) -> Task:

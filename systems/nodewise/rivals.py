@@ -21,7 +21,6 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
 from zbench.plans.plan import Plan
-from zbench.simulator.attention import programs
 from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.common.mesh_groups import Method
 from zbench.systems.common.micro_batches import need_bytes
@@ -29,7 +28,7 @@ from zbench.systems.flexsp.planner import FlexSP
 from zbench.systems.hydraulis.planner import Hydraulis
 from zbench.systems.loongtrain import LoongTrain
 from zbench.systems.mesh import Mesh
-from zbench.systems.nodewise.trial import seconds_of
+from zbench.systems.nodewise.trial import seconds_of_all
 from zbench.systems.zeppelin.planner import Zeppelin
 
 Plans = tuple[Plan, ...]
@@ -91,8 +90,7 @@ class Rivals:
         lacks = max(need_bytes(plan, self.cost) for plan in plans) > self.cost.cluster.device.memory_bytes
         if self.cost.pp > 1:
             return lacks, StepEstimate(self.cost).seconds(plans)
-        layer = sum(seconds_of(plan, programs(plan, self.cost), self.cost) for plan in plans)
-        return lacks, predicted_seconds(plans, layer, self.cost)
+        return lacks, predicted_seconds(plans, seconds_of_all(plans, self.cost), self.cost)
 
     def _step_seconds(self, own: Plans, predicted: float | None) -> float:
         """The seconds of a step of `own`: played where no prediction of them is at hand. With stages, which wait for

@@ -23,6 +23,14 @@ def seconds_of(plan: Plan, parts: Programs, cost: Cost) -> float:
     return seconds_beside(plan, parts, cost, LAYERS)
 
 
+def seconds_of_all(plans: tuple[Plan, ...], cost: Cost) -> float:
+    """Returns the seconds of a layer in all micro-batches together, each beside what a step gathers and reduces in
+    it."""
+    last = len(plans) - 1
+    parts = [cost.of_part(number == 0, number == last) for number in range(len(plans))]
+    return sum(seconds_of(plan, programs(plan, cost), part) for plan, part in zip(plans, parts, strict=True))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
     """Holds the sequences of a micro-batch, which of the batch's they are (seqs), and what they are placed on.

@@ -102,7 +102,7 @@ class WLBLLM:
         return tuple(plan for part in parts if len(part) for plan in self._fitting(lengths, part))
 
     def _fitting(self, lengths: Ints, part: Ints) -> tuple[Plan, ...]:
-        return fitting(lengths[part], self.cost, lambda seqs: self._plans(lengths, part[seqs]))
+        return fitting(lengths[part], self.cost, lambda seqs, _: self._plans(lengths, part[seqs]))
 
     def _plans(self, lengths: Ints, sequences: Ints) -> Iterator[Plan]:
         """Yields a plan of every degree: what fits and has the fastest slowest pack first.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.helpers.arithmetic import arithmetic, without_collectives
 from tests.helpers.oracles import small
 from tests.helpers.strategies import SHARP, costs
-from zbench.cost.collective import Collectives
+from zbench.cost.collective import Collectives, once_a_step
 from zbench.cost.cost import Cost
 from zbench.cost.gathers import everything, gather_seconds, nic_bytes
 from zbench.cost.job import make_cost
@@ -87,6 +87,31 @@ def test_what_is_once_a_step_is_beside_its_first_forward_and_last_backward(
         gather = of.forward(ahead, busy * ahead) if name in ("zero1", "zero2") else 0.0
         reduction = of.backward(back, busy * back) if name in ("none", "zero1") else 0.0
         assert of.once_seconds(first, last, busy) == pytest.approx(gather + reduction)
+
+
+@pytest.mark.parametrize("sharding", ["none", "zero1", "zero2", "zero3", "hpz"])
+@pytest.mark.parametrize(("opens", "closes"), [(True, False), (False, False), (False, True), (True, True)])
+def test_a_part_of_a_step_has_what_falls_into_it(sharding: str, opens: bool, closes: bool) -> None:
+    """ZeRO-1 gathers in the first forward and reduces in the last backward, ZeRO-3 does both in every micro-batch."""
+    degrees = ShardDegrees(weights=WORLD, secondary=NODE, gradients=WORLD, optimizer=WORLD)
+    cost = make_cost(NODES, replace(MODEL, sharding=degrees if sharding == "hpz" else sharding))
+    whole, part = Collectives.of(cost), Collectives.of(cost.of_part(opens, closes))
+    gathers = opens or sharding in ("zero3", "hpz")
+    reduces = closes or sharding in ("zero2", "zero3", "hpz")
+    assert part.gather == whole.gather * gathers
+    assert part.reduce == whole.reduce * reduces
+    assert (part.gather_ports == whole.gather_ports * gathers).all()
+    assert (part.reduce_ports == whole.reduce_ports * reduces).all()
+    assert part.shown_in_forward(0.0, 0.0) == whole.shown_in_forward(0.0, 0.0) * gathers
+    assert part.backward(1e9, 0.0) == pytest.approx(whole.backward(1e9, 0.0) * reduces)
+    assert once_a_step(cost) == (sharding in ("none", "zero1", "zero2"))
+
+
+def test_a_part_of_a_part_is_neither_first_nor_last() -> None:
+    cost = make_cost(NODES, MODEL)
+    middle = cost.of_part(True, False).of_part(False, True)
+    assert (middle.opens_step, middle.closes_step) == (False, False)
+    assert middle.of_step == cost
 
 
 @given(costs(), st.floats(1e-3, 10))

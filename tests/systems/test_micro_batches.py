@@ -1,15 +1,18 @@
 """Memory: several micro-batches where one does not fit, and a verdict where none can."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
 from tests.helpers.oracles import small
+from zbench.cost.cost import Cost
 from zbench.cost.memory.peak import peak_bytes
 from zbench.describe.batch import Batch
-from zbench.plans.plan import Plan
+from zbench.plans.plan import Ints, Plan
 from zbench.proof.verify import verify_step
 from zbench.simulator.estimate.step import StepEstimate
-from zbench.systems.common.micro_batches import dealt, fitting_tokens, need_bytes, need_range
+from zbench.systems.common.micro_batches import dealt, fitting, fitting_tokens, need_bytes, need_range
 from zbench.systems.distca import DistCA
 from zbench.systems.fcp import FCP
 from zbench.systems.local_packing import LocalPacking
@@ -69,3 +72,20 @@ def test_the_quick_bounds_hold(system: type) -> None:
         assert need_bytes(plan, roomy) == high
         tight = small(2, 2, memory=float(exact - 1))
         assert need_bytes(plan, tight) == exact
+
+
+def test_a_planner_is_told_which_part_of_a_step_it_plans() -> None:
+    """With ZeRO-1 the first part has the gathers, the last one the reductions; parts of parts, what these have."""
+    cost = small(2, 2, memory=16e9)
+    lengths, told = np.full(96, fitting_tokens(cost) // 8), dict[int, tuple[bool, bool]]()
+    system = LocalPacking(cost)
+
+    def planner(seqs: Ints, part: Cost) -> Iterator[Plan]:
+        told[int(seqs[0])] = part.opens_step, part.closes_step
+        for plan in system.plan(Batch(lengths[seqs], 0, 0))[:1]:
+            yield plan.with_(sequences=seqs[plan.sequences])
+
+    plans = fitting(lengths, cost, planner)
+    assert len(plans) > 2
+    places = [told[int(plan.sequences.min())] for plan in plans]
+    assert places == [(True, False), *[(False, False)] * (len(plans) - 2), (False, True)]

@@ -10,7 +10,7 @@ for its forward and again for its backward, and reduces its gradients. Pipelines
 (zbench.plans.pipelines) keep theirs for the step in either case.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -54,11 +54,29 @@ class Collectives:
 
     @staticmethod
     def of(cost: Cost, held: Held | None = None) -> "Collectives":
-        """Works out the collectives of a cost model. held: what the layers of pipelines need of the parameters, for the
-        whole step; None: ranks need all of them, and with ZeRO-3 let them go again."""
+        """Works out the collectives of a cost model; of a part of a step (Cost.of_part) those that it has. held: what
+        the layers of pipelines need of the parameters, for the whole step; None: ranks need all of them, and with
+        ZeRO-3 let them go again."""
+        cut = cost.model.sharding
+        found = Collectives._nested(cost, cut) if isinstance(cut, ShardDegrees) else Collectives._of_levels(cost, held)
+        return found if cost.opens_step and cost.closes_step else found._of_part(cost.opens_step, cost.closes_step)
+
+    def _of_part(self, opens: bool, closes: bool) -> "Collectives":
+        """Leaves out what a step does once in a micro-batch that is not of the part."""
+        gathers, reduces = opens or self.every_micro_batch, closes or self.reduced
+        return replace(
+            self,
+            every_step=self.every_step and gathers,
+            gather=self.gather * gathers,
+            reduce=self.reduce * reduces,
+            gather_ports=self.gather_ports * gathers,
+            reduce_ports=self.reduce_ports * reduces,
+        )
+
+    @staticmethod
+    def _of_levels(cost: Cost, held: Held | None) -> "Collectives":
+        """Works out the collectives of ZeRO-1, 2, 3 or none, among all ranks."""
         model, degrees = cost.model, degrees_of(cost.model.sharding)
-        if isinstance(model.sharding, ShardDegrees):
-            return Collectives._nested(cost, model.sharding)
         every_micro_batch, reduced = degrees.weights != 1 and held is None, degrees.gradients != 1 and held is None
         held = held or everything(cost)
         of_stage = float(model.placed_params) / cost.pp  # stages gather and reduce theirs at the same time
@@ -154,3 +172,9 @@ class Collectives:
         forward = layers / self.passes
         shown = self.forward(forward, 0.0) if self.every_micro_batch else 0.0
         return layers + shown + self.backward(layers - forward, 0.0)
+
+
+def once_a_step(cost: Cost) -> bool:
+    """Returns whether a step gathers parameters or reduces gradients once, whatever the number of micro-batches."""
+    degrees = degrees_of(cost.model.sharding)
+    return degrees.weights == 1 or degrees.gradients == 1

@@ -56,6 +56,9 @@ class Cost:
     layers_ahead: whose parameters are gathered ahead of the one under way in a backward (zbench.describe.overlap), of
         which planners' memory has to know.
     waits_for_hosts: whether copies to and from host memory take a layer's time (zbench.cost.memory.host_copies).
+    opens_step, closes_step: whether what is planned begins with the first micro-batch of a step, whose forward has the
+        gathers of once a step, and ends with the last, whose backward has such reductions; not both where a planner
+        sees a part of a batch.
     """
 
     cluster: Cluster
@@ -75,6 +78,20 @@ class Cost:
     waits_for_hosts: bool = True
     experts: Experts = USUAL_EXPERTS
     draw: tuple[int, int | None] = (0, None)
+    opens_step: bool = True
+    closes_step: bool = True
+
+    def of_part(self, opens: bool, closes: bool) -> "Cost":
+        """Returns the same cost model for a part of what this one plans, which begins, and which ends, as that does."""
+        single = None if self.single is None else self.single.of_part(opens, closes)
+        opens, closes = self.opens_step and opens, self.closes_step and closes
+        return replace(self, opens_step=opens, closes_step=closes, single=single)
+
+    @property
+    def of_step(self) -> "Cost":
+        """This cost model for all micro-batches of a step."""
+        single = None if self.single is None else self.single.of_step
+        return replace(self, opens_step=True, closes_step=True, single=single)
 
     def routed_by(self, experts: Experts, draw: tuple[int, int | None]) -> "Cost":
         """Returns the same cost model for another choice of experts, or another draw of it."""

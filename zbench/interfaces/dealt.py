@@ -3,7 +3,7 @@ workers that train apart, what is made for each batch, plans that are changed af
 several."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -17,10 +17,15 @@ from zbench.plans.workers import joined_plans
 @dataclass(frozen=True, slots=True)
 class Dealt:
     """A system that is given a batch in `count` parts of about equal tokens, one after the other; in fewer where there
-    are fewer sequences. What it needs more micro-batches for, as memory, it still decides."""
+    are fewer sequences. What it needs more micro-batches for, as memory, it still decides.
+
+    made: makes the system for a part that is the first of its step, or not, and the last, or not
+    (zbench.cost.cost.Cost.of_part), as a step gathers and reduces some once; None: `system` plans all parts alike."""
 
     system: System
     count: int
+    made: Callable[[bool, bool], System] | None = None
+    known: dict[tuple[bool, bool], System] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -31,11 +36,21 @@ class Dealt:
         """Returns the plans of all parts, one part after the other."""
         every = np.arange(len(batch.lengths), dtype=np.int64)
         plans: list[Plan] = []
-        for part in dealt(every, batch.lengths, min(self.count, len(every))):
+        parts = dealt(every, batch.lengths, min(self.count, len(every)))
+        for number, part in enumerate(parts):
             documents = None if batch.documents is None else batch.documents[part]
-            found = self.system.plan(replace(batch, lengths=batch.lengths[part], documents=documents, rollouts=None))
+            system = self._of_part(number == 0, number == len(parts) - 1)
+            found = system.plan(replace(batch, lengths=batch.lengths[part], documents=documents, rollouts=None))
             plans += [plan.with_(sequences=part[plan.sequences]) for plan in found]
         return tuple(plans)
+
+    def _of_part(self, first: bool, last: bool) -> System:
+        """Returns the system of such a part, made when the first of its kind is planned."""
+        if self.made is None or (first and last):
+            return self.system
+        if (first, last) not in self.known:
+            self.known[first, last] = self.made(first, last)
+        return self.known[first, last]
 
 
 @dataclass(frozen=True, slots=True)

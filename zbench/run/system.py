@@ -1,8 +1,10 @@
 """The system of a run, made from its configuration for a cost model. An edge."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+from zbench.cost.collective import once_a_step
 from zbench.cost.cost import Cost
 from zbench.cost.job import worker_cost
 from zbench.cost.memory.routed import draws_rows
@@ -34,8 +36,14 @@ def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -
 
     planned = planned_on_hosts(made, cost)
     if in_parts:
-        planned = Dealt(planned, cost.model.micro_batches)
+        of_part = partial(_of_part, made, cost)
+        planned = Dealt(planned, cost.model.micro_batches, of_part if once_a_step(cost) else None)
     return in_expert_homes(planned, cost, step_strategy(config, make))
+
+
+def _of_part(made: Callable[[Cost], System], cost: Cost, first: bool, last: bool) -> System:
+    """Returns the system for a part of a step's micro-batches, which knows whether it is the first or the last."""
+    return planned_on_hosts(made, cost.of_part(first, last))
 
 
 def for_draws(system: System, cost: Cost, made: Callable[[Cost], System]) -> System:

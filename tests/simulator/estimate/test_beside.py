@@ -53,6 +53,19 @@ def whole_on_each(cost: Cost, tokens: int) -> Plan:
 
 @settings(max_examples=12)
 @given(cases())
+def test_a_micro_batch_amid_a_step_is_beside_nothing_that_is_once_a_step(case: tuple[Cost, Plan]) -> None:
+    cost, plan = case
+    cost = replace(cost, model=replace(cost.model, sharding="zero1"))
+    first, middle, last = (
+        beside(plan, cost.of_part(*place)) for place in ((True, False), (False, False), (False, True))
+    )
+    assert middle <= min(first, last) * (1 + 1e-9)
+    assert max(first, last) <= beside(plan, cost) * (1 + 1e-9)
+    assert middle >= layer_seconds(plan, without_any(cost), 1) * (1 - 1e-9)
+
+
+@settings(max_examples=12)
+@given(cases())
 def test_collectives_only_ever_add(case: tuple[Cost, Plan]) -> None:
     cost, plan = case
     alone = layer_seconds(plan, without_any(cost), 1)
