@@ -180,10 +180,11 @@ class Formats:
             fields,
             (where[0], where[1]),
             ((*sizes, none, none)[0], (*sizes, none, none)[1]),
-            self._dims(),
+            self._dims,
             None if tensor.amounts is None else tensor.amounts.reshape(self.layout.shape(number)),
         )
 
+    @cached_property
     def _dims(self) -> Mapping[str, int]:
         one = self.model
         of_expert = one.ffn_hidden // ExpertCut.of(self.layout.index, one.num_experts).tensor_parallel

@@ -2,8 +2,8 @@
 the step says. A slice of experts that are cut over GPUs has some columns of all experts of a run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from math import prod
 from operator import mul
 
@@ -20,12 +20,19 @@ from zbench.step.tensor import Tensor as StepTensor
 _OF_AN_EXPERT = "i"  # the axis of its columns
 
 
+@cache
+def _cut_axis(name: str) -> tuple[int, str]:
+    letter = next(one for one in WHOLE[name] if one in "ehgfvw")
+    return WHOLE[name].index(letter), letter
+
+
 @dataclass(frozen=True)
 class ParameterSlices:
     """The slices and shards of a layout's parameters. dims: sizes of the axes of zbench.runtime.handlers.formats."""
 
     layout: StepLayout
     dims: dict[str, int]
+    _shapes: dict[str, tuple[int, ...]] = field(default_factory=dict, init=False, compare=False)
 
     @cached_property
     def are_cut(self) -> tuple[bool, ...]:
@@ -59,8 +66,7 @@ class ParameterSlices:
 
     def axis(self, name: str) -> tuple[int, str]:
         """Returns the axis of a whole parameter that parts of the formula's index are cut along, and its letter."""
-        letter = next(one for one in WHOLE[name] if one in "ehgfvw")
-        return WHOLE[name].index(letter), letter
+        return _cut_axis(name)
 
     def _counts(self, name: str) -> tuple[int, ...]:
         """Returns in how many slices a whole parameter is cut along each of its axes: of all slices one after another
@@ -74,6 +80,11 @@ class ParameterSlices:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Returns the shape of a slice."""
+        if name not in self._shapes:
+            self._shapes[name] = self._shape(name)
+        return self._shapes[name]
+
+    def _shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.dims[one] // count for one, count in zip(WHOLE[name], self._counts(name), strict=True))
 
     def _slice(self, name: str, whole: Tensor, share: int) -> Tensor:
