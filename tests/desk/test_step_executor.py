@@ -117,6 +117,7 @@ def test_workers_wait_for_each_other_at_the_end_of_a_round_alone() -> None:
     ("settings", "sentence"),
     [
         ({"device": "cuda"}, "^executor.device is 'cuda'; emulated nodes compute on the CPU"),
+        ({"nic_counters": False}, "^executor.nic_counters is false; on emulated nodes the NICs' counters"),
         ({"nic_interval": 1e-6}, "^executor.nic_interval is 1e-06; it takes a number of at least 0.001"),
         ({"fault": {"nic": 4, "step": 0}}, "^executor.fault.nic is 4; it takes a number from 0 to 1"),
         ({"checkpoint_every": 1}, "^executor.checkpoint_every is 1; executor=desk_whole_step measures rounds whole"),

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from tests.helpers.oracles import small
 from zbench.cost.job import make_cost
@@ -83,6 +84,19 @@ def test_nics_have_what_goes_between_nodes_by_what_it_is_for() -> None:
     assert found.nic_rx_bytes == [204, 0]
     assert found.nic_tx_for == {"attention": [3, 0], "gradients": [100, 0]}
     assert found.nvlink_bytes == 40  # parameters inside nodes are left out, as of what is simulated
+
+
+def test_with_counters_nics_have_all_that_these_counted() -> None:
+    """What messages are for is counted by ranks, headers are in the counters alone."""
+    counted = {"nic_series": {"interval": 0.5, "tx": [[400, 100]], "rx": [[100, 0]]}}
+    nodes = [replace(one, nic={"eth0": (500 + at, 100)}, **counted) for at, one in enumerate((SLOW, OTHER))]
+    every = [nodes[0], FAST, nodes[1], OTHER]
+    found = whole_step_result(Batch(np.array([64]), 0, 0), small(2, 2), every, {}, nic_counters=True)
+    assert (found.nic_tx_bytes, found.nic_rx_bytes) == ([500, 501], [100, 100])
+    assert found.nic_series == {"interval": 0.5, "tx": [[400, 100]] * 2, "rx": [[100, 0]] * 2}
+    assert found.nic_tx_for == {"attention": [3, 0], "gradients": [100, 0]}
+    with pytest.raises(ValueError, match=r"^cluster.nics_per_node is 1; node 0 has 0: none$"):
+        whole_step_result(Batch(np.array([64]), 0, 0), small(2, 2), [SLOW, FAST, OTHER, OTHER], {}, nic_counters=True)
 
 
 def test_what_moved_for_another_strategy_is_told_by_itself() -> None:

@@ -21,14 +21,17 @@ MOST_LATE = 0.10
 NIC_BYTES = "counters of the emulated NICs"
 
 
-def check_emulated(device: str, cluster: Cluster) -> None:
+def check_emulated(device: str, cluster: Cluster, nic_counters: bool) -> None:
     """Refuses what emulated nodes cannot be.
 
     Raises:
-        ValueError: ranks are to compute on something else than the CPU, or the cluster has links that a desk has not.
+        ValueError: ranks are to compute on something else than the CPU, the cluster has links that a desk has not, or
+            NICs' counters are not to be read.
     """
     if device != "cpu":
         raise ValueError(f"executor.device is {device!r}; emulated nodes compute on the CPU, cpu")
+    if not nic_counters:
+        raise ValueError("executor.nic_counters is false; on emulated nodes the NICs' counters are what is measured")
     Wiring.of(cluster)
 
 

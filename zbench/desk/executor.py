@@ -43,11 +43,7 @@ class Desk(Torch):
     fault: dict[str, float] | None = None
 
     def __post_init__(self) -> None:
-        check_emulated(self.device, self.cost.cluster)
-        if not self.nic_counters:
-            raise ValueError(
-                "executor.nic_counters is false; on emulated nodes the NICs' counters are what is measured"
-            )
+        check_emulated(self.device, self.cost.cluster, self.nic_counters)
         if self.recompute is not None:
             raise ValueError(
                 f"executor.recompute is {self.recompute!r}; paced devices do what the cost model knows: leave it null "

@@ -15,8 +15,6 @@ from zbench.describe.batch import Batch
 from zbench.desk.emulated import NIC_BYTES, check_emulated, fault_of, open_emulated, step_counts, too_fast
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import StepResult
-from zbench.runtime.executor import LEAST_INTERVAL
-from zbench.runtime.job.settings import at_least
 from zbench.runtime.job.step_job import StepJob, StepReport
 from zbench.runtime.processes.fleet import Fleet
 from zbench.runtime.round_driver import RoundDriver
@@ -29,8 +27,7 @@ from zbench.runtime.worker_clocks import StepClock, WorkerClocks
 class DeskWholeStep(TorchWholeStep):
     """Executes whole steps as zbench.runtime.step_executor.TorchWholeStep does, on a desk cluster; settings as there.
 
-    fault, device, NIC bytes: as of zbench.desk.executor.Desk. nic_interval: seconds between looks at the NICs' counters
-    while a step runs; None: before and after only. In rounds workers have clocks of their own
+    fault, device, NIC bytes: as of zbench.desk.executor.Desk. In rounds workers have clocks of their own
     (zbench.runtime.worker_clocks).
 
     Raises:
@@ -38,15 +35,14 @@ class DeskWholeStep(TorchWholeStep):
     """
 
     device: str = "cpu"
+    nic_counters: bool = True
     nic_interval: float | None = 0.05
     fault: dict[str, Any] | None = None
     name: ClassVar[str] = "desk_whole_step"
 
     def __post_init__(self) -> None:
         cluster, model = self.cost.gpus.cluster, self.cost.gpus.model
-        check_emulated(self.device, cluster)
-        if self.nic_interval is not None:
-            at_least("executor.nic_interval", self.nic_interval, LEAST_INTERVAL)
+        check_emulated(self.device, cluster, self.nic_counters)
         fault_of(self.fault, cluster)
         if model.uses_hosts:
             raise ValueError(f"{model.told_of_hosts}; emulated nodes have no link to host memory, so it takes none")
@@ -82,7 +78,7 @@ class DeskWholeStep(TorchWholeStep):
     def job(self) -> StepJob:
         """Returns what every rank is told."""
         fault = fault_of(self.fault, self.cost.gpus.cluster)
-        return replace(TorchWholeStep.job(self), is_paced=True, nic_interval=self.nic_interval, fault=fault)
+        return replace(TorchWholeStep.job(self), is_paced=True, fault=fault)
 
     def result(
         self,

@@ -12,6 +12,7 @@ from typing import Any
 
 from zbench.describe.checks import check_whole_number
 from zbench.describe.model import Model
+from zbench.describe.units import with_noun
 from zbench.interfaces.abilities import HasVocabulary
 from zbench.interfaces.protocols import Workload
 from zbench.runtime.job.job import DEVICES, AdamW, RankSetup
@@ -80,6 +81,19 @@ def is_one_machine() -> bool:
     """Returns whether all ranks are processes of one machine, and have its clock."""
     world = found(environ)
     return world is None or world.is_one_machine
+
+
+def check_own_nics(num_nodes: int) -> None:
+    """Refuses to take NIC bytes from counters where one machine plays several nodes of a cluster.
+
+    Raises:
+        ValueError: the message says so.
+    """
+    if num_nodes > 1 and is_one_machine():
+        raise ValueError(
+            f"executor.nic_counters is true; one machine plays {with_noun(num_nodes, 'node')}, whose traffic its "
+            "counters mix"
+        )
 
 
 def setup_facts(about: Sequence[RankSetup]) -> list[dict[str, Any]]:

@@ -11,8 +11,7 @@ from typing import Any
 from zbench.console.extras import need
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.describe.checks import check_boolean, check_whole_number
-from zbench.describe.units import with_noun
+from zbench.describe.checks import check_whole_number
 from zbench.interfaces.protocols import Ready, Workload
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
@@ -24,6 +23,7 @@ from zbench.runtime.driver import (
     CheckFailed,
     check_difference,
     check_loss,
+    check_own_nics,
     check_pickled,
     check_training,
     is_one_machine,
@@ -33,7 +33,7 @@ from zbench.runtime.driver import (
 from zbench.runtime.job.footprint import LEVELS, LevelChoice, choose_level
 from zbench.runtime.job.job import PARAMETERS, AdamW, Job, Report
 from zbench.runtime.job.settings import (
-    at_least,
+    check_nic_counters,
     check_package,
     kind_of,
     one_of,
@@ -43,7 +43,6 @@ from zbench.runtime.measured_trace import write_measured
 from zbench.runtime.processes.fleet import Fleet
 from zbench.runtime.traffic import Sent, expected
 
-LEAST_INTERVAL = 1e-3  # seconds: a look takes a tenth of that
 TARGET = "zbench.runtime.training.trainer:Trainer"
 STATE = {
     "replicated": "whole on every rank; ZeRO-1's split, by which the simulator reckons memory under zero1, is not done",
@@ -105,14 +104,7 @@ class Torch:
         if self.parameters is not None:
             one_of("executor.parameters", self.parameters, PARAMETERS)
         check_whole_number("executor.checkpoint_every", self.checkpoint_every, 1, or_null=True)
-        check_boolean("executor.nic_counters", self.nic_counters)
-        if self.nic_interval is not None:
-            at_least("executor.nic_interval", self.nic_interval, LEAST_INTERVAL)
-            if not self.nic_counters:
-                raise ValueError(
-                    f"executor.nic_interval is {self.nic_interval}; it needs the NICs' counters, executor.nic_counters"
-                    "=true"
-                )
+        check_nic_counters(self.nic_counters, self.nic_interval)
         if self.compile not in (None, True, False):
             raise ValueError(f"executor.compile is {self.compile!r}; it takes true, false or null")
         if self.recompute is not None:
@@ -224,12 +216,8 @@ class Torch:
 
     # -- inside ---------------------------------------------------------------------------------------
     def _open(self, job: Job) -> Fleet:
-        nodes = self.cost.cluster.num_nodes
-        if self.nic_counters and nodes > 1 and is_one_machine():
-            raise ValueError(
-                f"executor.nic_counters is true; one machine plays {with_noun(nodes, 'node')}, whose traffic its "
-                "counters mix"
-            )
+        if self.nic_counters:
+            check_own_nics(self.cost.cluster.num_nodes)
         return open_fleet(self.cost.cluster.num_ranks, TARGET, job, self.timeout)
 
     def _choice(self, plans: tuple[Plan, ...]) -> LevelChoice:

@@ -25,6 +25,7 @@ from zbench.runtime.driver import (
     LIMITS,
     check_difference,
     check_loss,
+    check_own_nics,
     check_pickled,
     check_training,
     is_one_machine,
@@ -32,7 +33,9 @@ from zbench.runtime.driver import (
     setup_facts,
 )
 from zbench.runtime.job.job import AdamW
+from zbench.runtime.job.settings import check_nic_counters
 from zbench.runtime.job.step_job import StepJob, StepReport
+from zbench.runtime.measured import COUNTERS
 from zbench.runtime.measured_steps import RanPart, write_measured_steps
 from zbench.runtime.processes.fleet import Fleet
 from zbench.runtime.round_driver import RANK as ROUND_RANK
@@ -68,7 +71,7 @@ class TorchWholeStep:
     zbench.runtime.job.job.KERNELS; "auto" is the fastest there is. device: "auto" (a GPU if there is one), "cpu" or
     "cuda". timeout: seconds without progress after which the run ends. warmup: passes over the first batch before the
     first step, which are not recorded and train nothing. check: "exact" (in float64), "float32", "bytes".
-    checkpoint_every, checkpoint, resume: as of zbench.runtime.executor.Torch.
+    checkpoint_every, checkpoint, resume, nic_counters, nic_interval: as of zbench.runtime.executor.Torch.
 
     Raises:
         ValueError: a setting cannot be, or there are no such steps; the message names it.
@@ -95,6 +98,8 @@ class TorchWholeStep:
     adaptive_recompute: bool = False
     expert_tensor_parallel: int = 1
     collectives: str = FLAT
+    nic_counters: bool = False
+    nic_interval: float | None = None
     name: ClassVar[str] = "torch_whole_step"  # by which sentences call it
     _rounds: RoundDriver | None = field(default=None, init=False)  # where workers come together in rounds
     _fleet: Fleet | None = field(default=None, init=False)
@@ -107,6 +112,7 @@ class TorchWholeStep:
         need("torch", f"executor={self.name}")
         common = ("seed", "kernel", "device", "timeout", "warmup", "optimizer")
         check_training(self.cost.gpus.model, self.workload, {name: getattr(self, name) for name in common})
+        check_nic_counters(self.nic_counters, self.nic_interval)
         _ = self.steps  # refuses what there are no steps of
         if self.experts.skew and self.experts.counted:
             raise ValueError(
@@ -170,7 +176,8 @@ class TorchWholeStep:
             else:
                 self._left, num_tokens = resting_then(self.resume)
                 self._fleet.call("take_over", self.resume, self._left, num_tokens)
-        return Ready(self.first_step, {"nic_bytes": COUNTED, "ranks": setup_facts(self._fleet.call("about"))})
+        source = COUNTERS if self.nic_counters else COUNTED
+        return Ready(self.first_step, {"nic_bytes": source, "ranks": setup_facts(self._fleet.call("about"))})
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """Runs a step without a trace.
@@ -254,7 +261,8 @@ class TorchWholeStep:
         optimizer = AdamW(**self.optimizer)
         own = self.cost, self.workload, self.seed, self.kernel, optimizer, exact, self.device, self.sync
         degrees = self.expert_parallel, self.expert_tensor_parallel
-        return StepJob(*own, experts=self.experts, expert_gpus=degrees)
+        job = StepJob(*own, experts=self.experts, expert_gpus=degrees)
+        return replace(job, nic_counters=self.nic_counters, nic_interval=self.nic_interval)
 
     @property
     def modelled(self) -> DeviceSeconds:
@@ -270,10 +278,12 @@ class TorchWholeStep:
     ) -> StepResult:
         """Makes a step's result of the reports of all ranks. clock: as of
         zbench.runtime.step_measured.whole_step_result."""
-        return whole_step_result(batch, self.cost, reports, checks, clock)
+        return whole_step_result(batch, self.cost, reports, checks, clock, self.nic_counters)
 
     def _open(self, rank: str, job: StepJob) -> Fleet:
         """Starts the ranks. rank: what each is, as of zbench.runtime.driver.open_fleet."""
+        if self.nic_counters:
+            check_own_nics(self.cost.gpus.cluster.num_nodes)
         return open_fleet(self.cost.gpus.cluster.num_ranks, rank, job, self.timeout)
 
     def _new_rounds(self, fleet: Fleet) -> RoundDriver:

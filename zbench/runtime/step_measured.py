@@ -33,9 +33,14 @@ def whole_step_result(
     reports: Sequence[StepReport],
     checks: dict[str, float],
     clock: StepClock | None = None,
+    nic_counters: bool = False,
 ) -> StepResult:
     """Makes the result of a step of the reports of all ranks, which are GPUs. clock: the step's time where it is not
-    that of the slowest rank."""
+    that of the slowest rank. nic_counters: take NIC bytes from counters, and not from what ranks counted.
+
+    Raises:
+        ValueError: with nic_counters, a node has another number of NICs than the cluster.
+    """
     cluster, slowest = cost.gpus.cluster, max(reports, key=lambda one: one.seconds)
     clock = clock or StepClock(slowest.seconds, [slowest.seconds - one.seconds for one in reports])
 
@@ -48,7 +53,7 @@ def whole_step_result(
     nic = [{name: _nic_bytes(cluster, reports, name, way) for name in (*QUEUES[1:], SWITCH)} for way in (0, 1)]
     exposed = [_waited(one) for one in reports]
     sent, received = ([int(one) for one in np.sum(list(way.values()), axis=0)] for way in nic)
-    if reports[0].nic:
+    if nic_counters:
         sent, received = node_nic_bytes(reports, cluster)
     inside = [(name, sent) for one in reports for name, (sent, _) in one.inside.items()]
     return StepResult(

@@ -11,7 +11,16 @@ from torch import Tensor
 
 from zbench.describe.model import Model
 from zbench.runtime.kernels import elementwise
-from zbench.runtime.kernels.elementwise import Elementwise, choose_elementwise, lacks
+from zbench.runtime.kernels.elementwise import (
+    Elementwise,
+    choose_elementwise,
+    gated_back,
+    gated_back_input,
+    lacks,
+    normed_back,
+    normed_back_input,
+    normed_back_weight,
+)
 from zbench.runtime.training.transformer import rope
 
 CPU = torch.device("cpu")
@@ -64,6 +73,14 @@ def test_gradients_are_those_of_autograd(monkeypatch: pytest.MonkeyPatch) -> Non
     close((product,), (PLAIN.gated(gate_up),))
     logits, targets = draw(30), torch.arange(ROWS)[:, None]
     close(PLAIN.softmaxed(logits, targets), (logits.log_softmax(1).gather(1, targets), logits.softmax(1)))
+
+
+def test_a_gradient_alone_is_that_of_all_to_the_bit() -> None:
+    x, weight, dy, gate_up = draw(24), draw(24)[0] + 1, draw(24) * 2, draw(48)
+    dx, dweight = normed_back(dy, x, weight)
+    assert torch.equal(normed_back_input(dy, x, weight), dx)
+    assert torch.equal(normed_back_weight(dy, x), dweight)
+    assert torch.equal(gated_back_input(dy, gate_up), gated_back(dy, gate_up)[0])
 
 
 def test_compiled_is_the_same_for_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,10 @@
 """What NICs carry while a step runs, from counters that a test turns."""
 
+from pathlib import Path
 from time import perf_counter
 
 from tests.helpers.processes import until
+from zbench.runtime.network.nic import PhysicalCounters
 from zbench.runtime.network.sampler import Read, Sampler
 
 
@@ -47,3 +49,26 @@ def test_without_an_interval_only_the_ends_are_looked_at() -> None:
     sampler.begin()
     assert sampler.end()["b"] == (0, 1)
     assert sampler.series() == {}
+
+
+def test_the_first_rank_of_a_node_alone_looks_in_between() -> None:
+    assert Sampler.of_node(True, None, 0.02)._interval == 0.02
+    assert Sampler.of_node(False, None, 0.02)._interval is None
+
+
+def written(counter: Path, value: int) -> None:
+    counter.parent.mkdir(parents=True, exist_ok=True)
+    counter.write_text(f"{value}\n")
+
+
+def test_physical_nics_count_infiniband_in_words_and_others_in_bytes(tmp_path: Path) -> None:
+    """An interface without a device behind it is none; where a port of InfiniBand is, the others are left out."""
+    infiniband, net = tmp_path / "infiniband", tmp_path / "net"
+    for name in ("eth0", "lo"):
+        written(net / name / "statistics" / "tx_bytes", 7)
+        written(net / name / "statistics" / "rx_bytes", 9)
+    (net / "eth0" / "device").mkdir()
+    assert PhysicalCounters.of(infiniband, net).read() == {"eth0": (7, 9)}
+    written(infiniband / "mlx5_0" / "ports" / "1" / "counters" / "port_xmit_data", 5)
+    written(infiniband / "mlx5_0" / "ports" / "1" / "counters" / "port_rcv_data", 6)
+    assert PhysicalCounters.of(infiniband, net).read() == {"mlx5_0:1": (20, 24)}

@@ -1,7 +1,7 @@
 """Receives of a step that are posted before their operation is reached, so that links work while a process computes."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -10,20 +10,26 @@ from zbench.runtime.handlers.counted import CountedRows
 from zbench.runtime.handlers.encoded import encoded_bytes
 from zbench.runtime.handlers.machine import BatchParts
 from zbench.runtime.handlers.messages import Arrival, StepMessages
-from zbench.runtime.handlers.prepared import PreparedStep
+from zbench.runtime.handlers.prepared import PreparedStep, ScheduledInstruction
 from zbench.runtime.handlers.store import Store
 from zbench.runtime.steps.instructions import Exchange, TemplateProgram
 
 
 class PostedAhead:
-    """The receives of a step, posted in order, some of them before their operation is reached. stores: by place; they
-    may have room for what arrives."""
+    """The receives of a step, posted in order, some of them before their operation is reached. schedule: of the step;
+    stores: by place; they may have room for what arrives."""
 
-    def __init__(self, messages: StepMessages, prepared: PreparedStep, stores: Mapping[int, Store]) -> None:
+    def __init__(
+        self,
+        messages: StepMessages,
+        prepared: PreparedStep,
+        schedule: Iterable[ScheduledInstruction],
+        stores: Mapping[int, Store],
+    ) -> None:
         self.messages, self.stores = messages, stores
         self._coming = (
             (program, one, prepared.batches[program.layout], layer)
-            for program, one, layer in prepared.schedule()
+            for program, one, layer in schedule
             if isinstance(one, Exchange)
         )
         self._posted: deque[list[Arrival]] = deque()

@@ -8,7 +8,7 @@ from torch import Tensor
 from zbench.runtime.handlers.context import Context
 from zbench.runtime.handlers.formats import Fields, base_name, product_axes
 from zbench.runtime.handlers.functions import FUNCTIONS, merge_of
-from zbench.runtime.handlers.machine import BatchParts, is_update
+from zbench.runtime.handlers.machine import BatchParts
 from zbench.runtime.handlers.store import Slab, Store
 from zbench.runtime.steps.instructions import Cells, Compute, Parts
 from zbench.step.formula import Formula, Reference, Term
@@ -16,13 +16,14 @@ from zbench.step.layers import EVERY_COUNT
 from zbench.step.passes.router.seats import SEATS
 
 
-def compute(one: Compute, parts: BatchParts, at: Context, store: Store, layer: int) -> None:
+def compute(one: Compute, parts: BatchParts, store: Store, layer: int) -> None:
     """Computes a formula on a place. layer: of the instance."""
     formula = parts.layout.formulas[one.formula]
-    if is_update(parts, one):
+    if parts.is_update(one):
         _update(one, parts, store, layer)
         return
-    slots = dict(zip(formula.slots, one.slots, strict=True))
+    slots = parts.slots(one)
+    at = parts.contexts.of(slots)
     read = iter(one.reads)
     operands = [
         [_read(ref, next(read), parts, slots, (store, layer)) for ref in term.operands] for term in formula.terms
@@ -43,7 +44,7 @@ def _read(ref: Reference, cells: Cells, parts: BatchParts, slots: dict[str, Part
     """Returns the fields of an operand."""
     store, layer = of[0], of[1] + cells.layer
     found = store.read(parts.key(cells.tensor, layer), parts.format(cells.tensor, layer), cells.first, cells.second)
-    if parts.slices.is_cut(cells.tensor) and len(ref.axes) == 1:  # with both axes cells are meant as they lie
+    if parts.slices.are_cut[cells.tensor] and len(ref.axes) == 1:  # with both axes cells are meant as they lie
         (axis,) = ref.axes
         return (parts.slices.read(ref.tensor, found[0], cells.first, slots[axis.slot]),)
     return found
@@ -76,7 +77,7 @@ def _write(
     store, layer = of[0], of[1] + cells.layer
     tensor, lies = parts.layout.tensors[cells.tensor], parts.format(cells.tensor, layer)
     key = parts.key(cells.tensor, layer)
-    if parts.slices.is_cut(cells.tensor) and len(ref.axes) == 1:
+    if parts.slices.are_cut[cells.tensor] and len(ref.axes) == 1:
         (axis,) = ref.axes
         name = base_name(tensor.name)
         value = (parts.slices.written(name, value[0], cells.first, slots[axis.slot]),)

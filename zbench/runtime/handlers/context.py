@@ -1,8 +1,8 @@
 """The context of a compute, what its formula takes besides operands: positions, words and heads of its parts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -108,9 +108,19 @@ class Context:
         return chunk_rows(len(hidden), hidden.shape[1], len(words)) if self.chunks else max(len(hidden), 1)
 
 
+class _TokenRows(NamedTuple):
+    """The tokens of parts of t. sequence, position, tokens, targets: int64 [T]. turns: as of Context."""
+
+    sequence: Ints
+    position: Ints
+    tokens: Ints
+    targets: Ints
+    turns: tuple[Tensor, Tensor]
+
+
 @dataclass(frozen=True)
 class Contexts:
-    """Makes contexts for the computes of a micro-batch."""
+    """Makes contexts for the computes of a micro-batch: one for all that have the same parts of the same slots."""
 
     layout: StepLayout
     model: Model
@@ -120,33 +130,46 @@ class Contexts:
     device: torch.device
     routed: RoutedTokens | None = None
     seats: SeatParts | None = None
+    _made: dict[frozenset[tuple[str, Parts]], Context] = field(default_factory=dict)
+    _rows: dict[Parts, _TokenRows] = field(default_factory=dict)
 
     def of(self, slots: Mapping[str, Parts]) -> Context:
         """Returns the context of a compute. slots: the parts of each slot."""
-        sequence, position = self.tokens.rows(slots.get("t", ()))
-        tokens, targets = self.words.of(sequence, position)
-        losses = self.words.losses
-        dtype = wide(DTYPES[self.model.element_bytes])
-        turns = rope(torch.from_numpy(position).to(self.device), self.model.head_dim)
+        key = frozenset(slots.items())
+        if key not in self._made:
+            self._made[key] = self._of(slots)
+        return self._made[key]
+
+    def _of(self, slots: Mapping[str, Parts]) -> Context:
+        rows, losses = self._of_tokens(slots.get("t", ())), self.words.losses
         words = self._numbers("v", slots.get("v", ()))
         place = np.full(self.model.vocab, -1, np.int64)
         place[words] = np.arange(len(words))
         heads = self._heads(slots.get("h", ()))
         cuts = self._cuts(slots["t"], slots["s"]) if "s" in slots else None
         return Context(
-            (turns[0].to(dtype), turns[1].to(dtype)),
-            self._tensor(place[tokens]),
-            self._tensor(place[targets]),
+            rows.turns,
+            self._tensor(place[rows.tokens]),
+            self._tensor(place[rows.targets]),
             len(words),
             heads,
             cuts,
             self.kernel,
             self._routed(slots),
             self.model.loss_chunk_tokens == AUTO,
-            None if losses is None else losses.of(sequence, position, turns[0].to(dtype)),
+            None if losses is None else losses.of(rows.sequence, rows.position, rows.turns[0]),
             self._seats(slots),
             self.model.router_temperature,
         )
+
+    def _of_tokens(self, parts: Parts) -> _TokenRows:
+        if parts not in self._rows:
+            sequence, position = self.tokens.rows(parts)
+            cos, sin = rope(torch.from_numpy(position).to(self.device), self.model.head_dim)
+            dtype = wide(DTYPES[self.model.element_bytes])
+            words = self.words.of(sequence, position)
+            self._rows[parts] = _TokenRows(sequence, position, *words, (cos.to(dtype), sin.to(dtype)))
+        return self._rows[parts]
 
     def _tensor(self, array: Ints) -> Tensor:
         return torch.from_numpy(array).to(self.device)

@@ -12,6 +12,7 @@ A tensor with amounts has rows: of a cell as many as the step says, or as are co
 (zbench.runtime.handlers.counted), cells with the same second part together.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -78,6 +79,9 @@ class Format:
     dims: Mapping[str, int]
     amounts: Ints | None = None
     counted: bool = False
+    _shapes: dict[tuple[int, Parts, Parts], tuple[int, ...]] = dataclasses.field(
+        default_factory=dict, init=False, compare=False
+    )
 
     @cached_property
     def _sizes(self) -> tuple[list[int], list[int]]:
@@ -95,8 +99,20 @@ class Format:
             return [(a, b) for a in first for b in second]
         return [(a, b) for b in second for a in first if self.counted or self.amounts[a, b]]
 
+    def first_pair(self, first: Parts, second: Parts) -> Cell | None:
+        """Returns the first cell of `pairs`, None where there is none."""
+        if self.amounts is None:
+            return (first[0], second[0]) if first and second else None
+        return next(iter(self.pairs(first, second)), None)
+
     def shape(self, field: int, first: Parts, second: Parts) -> tuple[int, ...]:
         """Returns the shape of a field for the cells of two lists."""
+        key = field, first, second  # layers, and who sends and who receives, ask for the same
+        if key not in self._shapes:
+            self._shapes[key] = self._shape(*key)
+        return self._shapes[key]
+
+    def _shape(self, field: int, first: Parts, second: Parts) -> tuple[int, ...]:
         cut = {}
         if self.amounts is not None:
             cut["r"] = int(self.amounts[np.ix_(first, second)].sum())
@@ -164,10 +180,11 @@ class Formats:
             fields,
             (where[0], where[1]),
             ((*sizes, none, none)[0], (*sizes, none, none)[1]),
-            self._dims(),
+            self._dims,
             None if tensor.amounts is None else tensor.amounts.reshape(self.layout.shape(number)),
         )
 
+    @cached_property
     def _dims(self) -> Mapping[str, int]:
         one = self.model
         of_expert = one.ffn_hidden // ExpertCut.of(self.layout.index, one.num_experts).tensor_parallel

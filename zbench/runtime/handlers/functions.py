@@ -18,7 +18,15 @@ from zbench.runtime.handlers.counted import COUNTED_FUNCTIONS
 from zbench.runtime.handlers.experts import ROUTED_FUNCTIONS
 from zbench.runtime.handlers.formats import Fields
 from zbench.runtime.handlers.seats import SEAT_FUNCTIONS
-from zbench.runtime.kernels.elementwise import gated, gated_back, normed, normed_back, rotate, wide
+from zbench.runtime.kernels.elementwise import (
+    gated,
+    gated_back_input,
+    normed,
+    normed_back_input,
+    normed_back_weight,
+    rotate,
+    wide,
+)
 from zbench.runtime.kernels.memory import add, output_of
 
 
@@ -27,11 +35,11 @@ def _norm(at: Context, x: Fields, g: Fields) -> Tensor:
 
 
 def _norm_d0(at: Context, dy: Fields, x: Fields, g: Fields) -> Tensor:
-    return normed_back(dy[0], x[0], g[0])[0]
+    return normed_back_input(dy[0], x[0], g[0])
 
 
 def _norm_d1(at: Context, dy: Fields, x: Fields) -> Tensor:
-    return normed_back(dy[0], x[0], torch.ones_like(x[0][0]))[1].to(x[0].dtype)
+    return normed_back_weight(dy[0], x[0]).to(x[0].dtype)
 
 
 def _back(x: Tensor, at: Context) -> Tensor:
@@ -124,7 +132,7 @@ def _act(at: Context, z: Fields) -> Tensor:
 
 
 def _act_d0(at: Context, du: Fields, z: Fields) -> Tensor:
-    return gated_back(du[0], z[0].flatten(1))[0].view(z[0].shape)
+    return gated_back_input(du[0], z[0].flatten(1)).view(z[0].shape)
 
 
 def _lookup(at: Context, we: Fields) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from zbench.describe.model import Model
-from zbench.runtime.handlers.context import Context, Contexts, TokenWords
+from zbench.runtime.handlers.context import Contexts, TokenWords
 from zbench.runtime.handlers.counted import CountedRows
 from zbench.runtime.handlers.formats import Format, Formats
 from zbench.runtime.handlers.functions import FUNCTIONS
@@ -25,6 +25,7 @@ from zbench.runtime.steps.tokens import TokenParts
 from zbench.step.expert_cut import ExpertCut
 from zbench.step.formula import Formula
 from zbench.step.layout import StepLayout
+from zbench.step.tensor import NONE
 
 # The functions of updates, which the machine's optimizer does: of a step, and of what a round of steps ends with.
 UPDATES = ("adam", "outer", "take")
@@ -141,20 +142,34 @@ class BatchParts:
 
     def key(self, tensor: int, layer: int) -> Key:
         """Returns the key of a tensor in stores. layer: of the tensor itself, offsets counted."""
-        one = self.layout.tensors[tensor]
-        of_batch = self.number if self.layout.of_batch(tensor) else -1
-        if one.layers == "none":
-            return one.name, 0, of_batch
-        return one.name, self.layers[layer] if self.layers else layer, of_batch
+        name, of_layer, of_batch = self._named[tensor]
+        if not of_layer:
+            return name, 0, of_batch
+        return name, self.layers[layer] if self.layers else layer, of_batch
 
-    def context(self, one: Compute) -> Context:
-        """Returns the context of a compute."""
-        formula = self.layout.formulas[one.formula]
-        machine = self.machine
-        contexts = Contexts(
-            self.layout, machine.model, self.tokens, self.words, machine.kernel, machine.device, self.routed, self.seats
-        )
-        return contexts.of(dict(zip(formula.slots, one.slots, strict=True)))
+    @cached_property
+    def _named(self) -> tuple[tuple[str, bool, int], ...]:
+        """Of every tensor its name, whether each layer has one, and the micro-batch, as of keys in stores."""
+        of_batch = (self.number if self.layout.of_batch(at) else -1 for at in range(len(self.layout.tensors)))
+        return tuple((one.name, one.layers != NONE, of) for one, of in zip(self.layout.tensors, of_batch, strict=True))
+
+    @cached_property
+    def contexts(self) -> Contexts:
+        """The contexts of computes, each made when it is first asked for."""
+        of, own = self.machine, (self.routed, self.seats)
+        return Contexts(self.layout, of.model, self.tokens, self.words, of.kernel, of.device, *own)
+
+    @cached_property
+    def _are_updates(self) -> tuple[bool, ...]:
+        return tuple(one.terms[0].function in UPDATES for one in self.layout.formulas)
+
+    def is_update(self, one: Compute) -> bool:
+        """Returns whether a compute is an update by the optimizer."""
+        return self._are_updates[one.formula]
+
+    def slots(self, one: Compute) -> dict[str, Parts]:
+        """Returns the parts of each slot of a compute."""
+        return dict(zip(self.layout.formulas[one.formula].slots, one.slots, strict=True))
 
 
 def _part_of(formula: Formula) -> str:
@@ -164,8 +179,3 @@ def _part_of(formula: Formula) -> str:
     if function in (*UPDATES, "contribute"):
         return "optimizer"
     return "attention" if function in ("attend", "attend_d") else "linear"
-
-
-def is_update(parts: BatchParts, one: Compute) -> bool:
-    """Returns whether a compute is an update by the optimizer."""
-    return parts.layout.formulas[one.formula].terms[0].function in UPDATES

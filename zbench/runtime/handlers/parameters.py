@@ -2,8 +2,8 @@
 the step says. A slice of experts that are cut over GPUs has some columns of all experts of a run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from math import prod
 from operator import mul
 
@@ -15,8 +15,15 @@ from zbench.runtime.handlers.formats import WHOLE, base_name
 from zbench.runtime.steps.instructions import Parts
 from zbench.step.expert_cut import ExpertCut
 from zbench.step.layout import StepLayout
+from zbench.step.tensor import Tensor as StepTensor
 
 _OF_AN_EXPERT = "i"  # the axis of its columns
+
+
+@cache
+def _cut_axis(name: str) -> tuple[int, str]:
+    letter = next(one for one in WHOLE[name] if one in "ehgfvw")
+    return WHOLE[name].index(letter), letter
 
 
 @dataclass(frozen=True)
@@ -25,14 +32,18 @@ class ParameterSlices:
 
     layout: StepLayout
     dims: dict[str, int]
+    _shapes: dict[str, tuple[int, ...]] = field(default_factory=dict, init=False, compare=False)
 
-    def is_cut(self, tensor: int) -> bool:
-        """Returns whether a tensor is a parameter, its gradient or its state in slices and shards.
+    @cached_property
+    def are_cut(self) -> tuple[bool, ...]:
+        """Whether each tensor is a parameter, its gradient or its state in slices and shards.
 
         Raises:
-            ValueError: it is cut another way than in slices j and their shards.
+            ValueError: one is cut another way than in slices j and their shards.
         """
-        one = self.layout.tensors[tensor]
+        return tuple(map(self._is_cut, self.layout.tensors))
+
+    def _is_cut(self, one: StepTensor) -> bool:
         name = base_name(one.name)
         if name not in WHOLE or not one.axes:
             return False
@@ -48,10 +59,14 @@ class ParameterSlices:
     def _cut(self) -> ExpertCut:
         return ExpertCut.of(self.layout.index, self.dims["e"])
 
+    @cached_property
+    def _ends(self) -> dict[str, list[int]]:
+        """Where the parts of every index end, by its name; first where the first one begins."""
+        return {one.name: [0, *one.sizes.cumsum().tolist()] for one in self.layout.indices}
+
     def axis(self, name: str) -> tuple[int, str]:
         """Returns the axis of a whole parameter that parts of the formula's index are cut along, and its letter."""
-        letter = next(one for one in WHOLE[name] if one in "ehgfvw")
-        return WHOLE[name].index(letter), letter
+        return _cut_axis(name)
 
     def _counts(self, name: str) -> tuple[int, ...]:
         """Returns in how many slices a whole parameter is cut along each of its axes: of all slices one after another
@@ -65,6 +80,11 @@ class ParameterSlices:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Returns the shape of a slice."""
+        if name not in self._shapes:
+            self._shapes[name] = self._shape(name)
+        return self._shapes[name]
+
+    def _shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.dims[one] // count for one, count in zip(WHOLE[name], self._counts(name), strict=True))
 
     def _slice(self, name: str, whole: Tensor, share: int) -> Tensor:
@@ -86,7 +106,7 @@ class ParameterSlices:
         tensor = self.layout.tensors[self.layout.number[name]]
         if not tensor.axes:
             return pieces[0][2]
-        ends = [0, *self.layout.index[f"z{name}"].sizes.cumsum().tolist()]
+        ends = self._ends[f"z{name}"]
         flat = pieces[0][2].new_empty(len(self.layout.index[tensor.axes[0]]), ends[-1])
         for slices, shards, value in pieces:
             for row, share in enumerate(slices):
@@ -109,7 +129,7 @@ class ParameterSlices:
         last = max((axis for axis, count in enumerate(counts) if count > 1), default=0)
         whole = torch.arange(prod(counts[:last]) * prod(size[:last])).view([*map(mul, counts[:last], size[:last])])
         together = prod(size[last:])  # elements of a slice that lie together in the whole
-        ends = [0, *self.layout.index[f"z{name}"].sizes.cumsum().tolist()]
+        ends = self._ends[f"z{name}"]
         for share in slices:
             rows = self._slice(name, whole, share).reshape(-1).tolist()
             place = share % counts[last]
@@ -133,11 +153,10 @@ class ParameterSlices:
         """Lists, for parts of the formula's index, (place of the slice among `slices`, first, last) along the axis
         inside the slice; neighbours are one."""
         axis, letter = self.axis(name)
-        size, sizes = self.shape(name)[axis], self.layout.index[letter].sizes
+        size, ends = self.shape(name)[axis], self._ends[letter]
         found: list[tuple[int, int, int]] = []
         for part in parts:
-            end = int(sizes[: part + 1].sum())
-            begin = end - int(sizes[part])
+            begin, end = ends[part], ends[part + 1]
             place = slices.index(begin // size)
             one = (place, begin % size, begin % size + end - begin)
             if found and found[-1][0] == place and found[-1][2] == one[1]:

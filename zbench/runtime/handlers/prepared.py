@@ -1,10 +1,10 @@
 """A step as a process runs it: instructions of its templates, and what handlers need of its micro-batches."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from zbench.describe.arrays import Floats
-from zbench.runtime.handlers.context import NO_WORDS, Context, TokenWords
+from zbench.runtime.handlers.context import NO_WORDS, TokenWords
 from zbench.runtime.handlers.encoded import check_runs
 from zbench.runtime.handlers.machine import BatchParts, StepMachine
 from zbench.runtime.steps.compiler import start_of
@@ -13,7 +13,8 @@ from zbench.runtime.steps.resting import items_on
 from zbench.runtime.steps.tokens import NO_TOKENS, TokenParts
 from zbench.step.template import Items, Step
 
-Slots = tuple[int, tuple[str, ...], tuple[Parts, ...]]  # a layout's number, the slots of a formula, the parts of each
+# A template, an instruction of it, None where an instance ends, and the instance's layer.
+ScheduledInstruction = tuple[TemplateProgram, Instruction | None, int]
 
 
 @dataclass
@@ -25,7 +26,6 @@ class PreparedStep:
     holder: tuple[int, ...]
     programs: Programs
     batches: tuple[BatchParts, ...]
-    contexts: dict[Slots, Context] = field(default_factory=dict)  # made when first asked for
 
     @staticmethod
     def of(
@@ -59,21 +59,15 @@ class PreparedStep:
         """The places that the process holds."""
         return [place for place, process in enumerate(self.holder) if process == self.process]
 
-    def context(self, parts: BatchParts, one: Compute) -> Context:
-        """Returns the context of a compute, which is that of others with the same parts of the same slots."""
-        key = parts.number, parts.layout.formulas[one.formula].slots, one.slots
-        if key not in self.contexts:
-            self.contexts[key] = parts.context(one)
-        return self.contexts[key]
-
     def make_contexts(self) -> None:
         """Makes all contexts, which else are made in the step."""
         for program in self.programs.values():
             for one in program.instructions:
-                if isinstance(one, Compute):
-                    self.context(self.batches[program.layout], one)
+                parts = self.batches[program.layout]
+                if isinstance(one, Compute) and not parts.is_update(one):
+                    parts.contexts.of(parts.slots(one))
 
-    def schedule(self) -> Iterator[tuple[TemplateProgram, Instruction | None, int]]:
+    def schedule(self) -> Iterator[ScheduledInstruction]:
         """Yields (template, instruction, layer) in the order of the step, of the instances that the process has a part
         in, with None for an instruction where one ends."""
         for instance in self.step.order if self.programs else ():

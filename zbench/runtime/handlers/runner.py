@@ -7,6 +7,7 @@ The order is the proven one on every process, so the earliest message that is no
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import tee
 
 from torch import Tensor
 
@@ -71,8 +72,9 @@ class StepRunner:
         """Runs a step. Collective: every process of its GPUs has to come here. settles: whether it ends when all
         messages have arrived, or leaves the last ones under way, to be waited for where they are read."""
         messages = self.machine.messages
-        ahead, times = PostedAhead(messages, prepared, self.stores), messages.times
-        for program, one, layer in prepared.schedule():
+        schedule, coming = tee(prepared.schedule())
+        ahead, times = PostedAhead(messages, prepared, coming, self.stores), messages.times
+        for program, one, layer in schedule:
             parts = prepared.batches[program.layout]
             if one is None:
                 self.machine.messages.turn()
@@ -81,7 +83,7 @@ class StepRunner:
                 before = times.turn_to(parts.seconds_for[one.formula])
                 times.pace.work()
                 times.notes.turn_to(program, one.op, layer, one.place, one.place)
-                compute(one, parts, prepared.context(parts, one), self.stores[one.place], layer)
+                compute(one, parts, self.stores[one.place], layer)
                 if one.seconds:  # what is free on a device has no end of its own
                     times.pace.spend(one.seconds)
                 times.notes.computed()

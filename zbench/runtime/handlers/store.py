@@ -27,7 +27,7 @@ class Lacking(RuntimeError):
 class Slab:
     """Cells in one piece. make: gives the fields when they are first read. there: the fields, None until then. carried:
     what they have arrived in where it was encoded, so that it can be sent on as it is. coming: the message that brings
-    them as they lie. gone: how many of the cells were let go."""
+    them as they lie. gone: how many of the cells were let go, or are in another slab now."""
 
     __slots__ = ("_joins", "_make", "carried", "coming", "first", "format", "gone", "second", "there")
 
@@ -69,9 +69,13 @@ class Slab:
             self.there = found
         return self.there
 
+    def has_just(self, first: Parts, second: Parts) -> bool:
+        """Returns whether it has the cells of two lists, no others, and all of them are still in it."""
+        return not self.gone and self.first == first and self.second == second
+
     def under_way(self, first: Parts, second: Parts) -> Any:
         """Returns the message that brings just these cells, if it was not waited for yet; else None."""
-        is_all = self.there is None and not self._joins and (self.first, self.second) == (first, second)
+        is_all = self.there is None and not self._joins and self.has_just(first, second)
         return self.coming if is_all else None
 
     def settle(self) -> None:
@@ -131,8 +135,16 @@ class Store:
             raise Lacking(f"{key[0]} {cell} of layer {key[1]} is not there")
         return found
 
+    def just(self, key: Key, of: Format, first: Parts, second: Parts) -> Slab | None:
+        """Returns the piece that has the cells of two lists and no others, None where there is none."""
+        cell = of.first_pair(first, second)
+        found = None if cell is None else self.held.get(key, {}).get(cell)
+        return found if found is not None and found.has_just(first, second) else None
+
     def read(self, key: Key, of: Format, first: Parts, second: Parts) -> Fields:
         """Returns the fields of the cells of two lists, in one piece."""
+        if (whole := self.just(key, of, first, second)) is not None:
+            return whole.fields
         cells, held = of.pairs(first, second), self.held.get(key, {})
         return self._together(of, [held.get(cell) or self.slab(key, cell) for cell in cells], first, second)
 
@@ -177,23 +189,22 @@ class Store:
                 if not over:
                     raise Lacking(f"{key[0]} {cell} of layer {key[1]} is there already")
                 held[cell].settle()
+                held[cell].gone += 1
             held[cell] = slab
 
     def add(self, key: Key, slab: Slab, merge: Merge) -> None:
         """Adds contributions to the cells of a sum."""
-        held = self.held.setdefault(key, {})
-        cells = slab.format.pairs(slab.first, slab.second)
-        before = {id(held[cell]): held[cell] for cell in cells if cell in held}
-        one = held.get(cells[0]) if cells else None
-        alike = one is not None and (one.first, one.second) == (slab.first, slab.second)
-        if not before:
-            self.put(key, slab)
-        elif one is not None and alike and len(before) == 1 and all(cell in held for cell in cells):
-            one.join(slab, merge)
-        elif slab.there is not None and all(piece.there is not None for piece in before.values()):
+        if (whole := self.just(key, slab.format, slab.first, slab.second)) is not None:
+            whole.join(slab, merge)
+            return
+        cells, held = slab.format.pairs(slab.first, slab.second), self.held.get(key, {})
+        before = [held[cell] for cell in cells if cell in held]
+        if before and slab.there is not None and all(piece.there is not None for piece in before):
             self._add_at_once(key, slab, cells, merge)
-        else:
+        elif before:
             self._add_each(key, slab, cells, merge)
+        else:
+            self.put(key, slab)
 
     def _add_at_once(self, key: Key, slab: Slab, cells: Sequence[Cell], merge: Merge) -> None:
         """Adds contributions that are there to sums that are there, cells together where they are of two lists, so that
@@ -223,6 +234,7 @@ class Store:
             if before is None:
                 held[a, b] = mine
                 continue
+            before.gone += 1
             own = Slab(slab.format, (a,), (b,), lambda one=before, a=a, b=b: _of(one, a, b))  # type: ignore[misc]
             own.join(mine, merge)
             held[a, b] = own

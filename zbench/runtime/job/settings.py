@@ -6,10 +6,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from zbench.describe.checks import check_boolean
 from zbench.describe.model import VALUE, WORDS, Model
 from zbench.plans.plan import ATTENTIONS
 from zbench.runtime.job.job import CUDA_KERNELS, KERNELS
 
+LEAST_INTERVAL = 1e-3  # seconds between looks at NICs' counters: a look takes a tenth of that
 _GPUS = ("nvidiactl", "nvhost-ctrl-gpu", "kfd", "dxg")  # in /dev: NVIDIA's driver, on Tegra, AMD's, and in WSL
 _MODULES = {"flash-attn-2": "flash_attn", "flash-attn-3": "flash_attn_interface"}
 
@@ -24,6 +26,22 @@ def at_least(name: str, value: Any, least: float) -> None:
     """Raises ValueError unless the setting `name` is a number of at least `least`."""
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not least <= value < math.inf:
         raise ValueError(f"{name} is {value!r}; it takes a number of at least {least}")
+
+
+def check_nic_counters(counters: Any, interval: Any) -> None:
+    """Refuses what cannot be of executor.nic_counters, and of executor.nic_interval, seconds between looks at them.
+
+    Raises:
+        ValueError: the message names the key.
+    """
+    check_boolean("executor.nic_counters", counters)
+    if interval is None:
+        return
+    at_least("executor.nic_interval", interval, LEAST_INTERVAL)
+    if not counters:
+        raise ValueError(
+            f"executor.nic_interval is {interval}; it needs the NICs' counters, executor.nic_counters=true"
+        )
 
 
 def with_known_keys(name: str, given: Any, fields: Iterable[str]) -> dict[str, float]:

@@ -24,9 +24,9 @@ Sizes = tuple[int, int]  # bytes sent, bytes received
 class StepJob:
     """The job of a run's ranks, each a GPU of the cluster. cost: of the cluster and the model. seed: of the initial
     weights. workload: its tokens are read by every rank. kernel, optimizer, device: of zbench.runtime.job.job. exact:
-    compare each step with the dense model. sync: when workers come together. is_paced, nic_interval, fault: as of
-    zbench.runtime.job.job.Job. experts: how tokens choose them; expert_gpus: the degrees of expert parallelism and of
-    the tensor parallelism of experts."""
+    compare each step with the dense model. sync: when workers come together. nic_counters: read what the NICs of every
+    node carry. is_paced, nic_interval, fault: as of zbench.runtime.job.job.Job. experts: how tokens choose them;
+    expert_gpus: the degrees of expert parallelism and of the tensor parallelism of experts."""
 
     cost: Cost
     workload: Workload
@@ -37,6 +37,7 @@ class StepJob:
     device: str = "auto"
     sync: RoundSync = EVERY
     is_paced: bool = False
+    nic_counters: bool = False
     nic_interval: float | None = None
     fault: "Fault | None" = None
     experts: Experts = USUAL_EXPERTS

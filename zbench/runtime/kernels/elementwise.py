@@ -43,11 +43,32 @@ def normed(x: Tensor, weight: Tensor) -> Tensor:
 @in_span(ELEMENTWISE)
 def normed_back(dy: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the gradients of RMSNorm, (dx [T, h], dweight [h] in the wide dtype)."""
-    values, given = x.to(wide(x.dtype)), dy.to(wide(x.dtype))
+    given, unit, scale = dy.to(wide(x.dtype)), *_unit(x)
+    return _normed_back_input(given, unit, scale, weight).to(x.dtype), (given * unit).sum(0)
+
+
+@in_span(ELEMENTWISE)
+def normed_back_input(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Returns the first of normed_back."""
+    return _normed_back_input(dy.to(wide(x.dtype)), *_unit(x), weight).to(x.dtype)
+
+
+@in_span(ELEMENTWISE)
+def normed_back_weight(dy: Tensor, x: Tensor) -> Tensor:
+    """Returns the second of normed_back."""
+    return (dy.to(wide(x.dtype)) * _unit(x)[0]).sum(0)
+
+
+def _unit(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns x divided by its root mean square, and the inverse of that, wide [T, 1]."""
+    values = x.to(wide(x.dtype))
     scale = torch.rsqrt(values.square().mean(-1, keepdim=True) + NORM_EPSILON)
-    unit, weighted = values * scale, given * weight
-    dx = (weighted - unit * (weighted * unit).mean(-1, keepdim=True)) * scale
-    return dx.to(x.dtype), (given * unit).sum(0)
+    return values * scale, scale
+
+
+def _normed_back_input(given: Tensor, unit: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
+    weighted = given * weight
+    return (weighted - unit * (weighted * unit).mean(-1, keepdim=True)) * scale
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -86,10 +107,22 @@ def gated(gate_up: Tensor) -> Tensor:
 def gated_back(dproduct: Tensor, gate_up: Tensor) -> tuple[Tensor, Tensor]:
     """Returns (the gradient of gate and up [T, 2 F], the product again [T, F])."""
     gate, up = gate_up.to(wide(gate_up.dtype)).chunk(2, 1)
-    given, share = dproduct.to(gate.dtype), gate.sigmoid()
+    share = gate.sigmoid()
     active = gate * share
-    dgate_up = torch.cat((given * up * (share + active * (1 - share)), given * active), 1)
+    dgate_up = _gated_back_input(dproduct.to(gate.dtype), up, share, active)
     return dgate_up.to(gate_up.dtype), (active * up).to(gate_up.dtype)
+
+
+@in_span(ELEMENTWISE)
+def gated_back_input(dproduct: Tensor, gate_up: Tensor) -> Tensor:
+    """Returns the first of gated_back."""
+    gate, up = gate_up.to(wide(gate_up.dtype)).chunk(2, 1)
+    share = gate.sigmoid()
+    return _gated_back_input(dproduct.to(gate.dtype), up, share, gate * share).to(gate_up.dtype)
+
+
+def _gated_back_input(given: Tensor, up: Tensor, share: Tensor, active: Tensor) -> Tensor:
+    return torch.cat((given * up * (share + active * (1 - share)), given * active), 1)
 
 
 @in_span(ELEMENTWISE)

@@ -2,9 +2,14 @@
 
 import threading
 from time import perf_counter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+
+from zbench.runtime.network.nic import PhysicalCounters
+
+if TYPE_CHECKING:
+    from zbench.runtime.network.place import Place
 
 Read = dict[str, tuple[int, int]]
 
@@ -29,6 +34,13 @@ class Sampler:
         self._reads: list[Read] = []
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
+
+    @staticmethod
+    def of_node(is_first: bool, place: "Place | None", interval: float | None) -> "Sampler":
+        """Makes a rank's sampler of its machine's NICs or, where its node is emulated, of that `place`'s. is_first: of
+        its node, where alone it looks in between. interval: as of the class."""
+        counters = PhysicalCounters.of() if place is None else place.counters()
+        return Sampler(counters, interval if is_first else None)
 
     def begin(self) -> None:
         """Begins a step."""

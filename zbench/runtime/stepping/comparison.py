@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zbench.runtime.handlers.machine import BatchParts, is_update
+from zbench.runtime.handlers.machine import BatchParts
 from zbench.runtime.handlers.optimizer import Parameter, Update
 from zbench.runtime.handlers.parameters import ParameterSlices
 from zbench.runtime.handlers.prepared import PreparedStep, items_of
@@ -71,7 +71,7 @@ def gradient_differences(
         (program.layout, one, layer)
         for program, one, layer in prepared.schedule()
         if isinstance(one, Compute)
-        and is_update(parts := prepared.batches[program.layout], one)
+        and (parts := prepared.batches[program.layout]).is_update(one)
         and parts.key(one.writes[0].tensor, layer + one.writes[0].layer)[:2] not in begun
     ]
     for (number, one, layer), (name, gradient) in zip(updates, given, strict=True):

@@ -1,7 +1,7 @@
-"""Instruments of a rank on an emulated node: its device's clock, its node's NICs, and how late messages are.
+"""Instruments of a rank: its node's NICs where their counters are read and, on an emulated node, its device's clock and
+how late messages are.
 
-On a machine as it is there are none of them: the device takes as long as it takes, and messages are counted where they
-are posted.
+Else there are none of them: the device takes as long as it takes, and messages are counted where they are posted.
 """
 
 from dataclasses import dataclass, field
@@ -39,12 +39,13 @@ class Instruments:
         """Makes the instruments of a rank, once gloo is open. Its node's first one looks at NICs while a step runs, and
         tries a fault of one of them."""
         cluster = job.cost.gpus.cluster
-        if place is None:
-            return Instruments(pace, cluster)
         node, local = divmod(rank, cluster.gpus_per_node)
-        interval, fault = (job.nic_interval, job.fault) if local == 0 else (None, None)
+        nics = Sampler.of_node(local == 0, place, job.nic_interval) if job.nic_counters else None
+        if place is None:
+            return Instruments(pace, cluster, nics=nics)
+        fault = job.fault if local == 0 else None
         mine = fault if fault is not None and fault.nic // cluster.nics_per_node == node else None
-        return Instruments(pace, cluster, place, Sampler(place.counters(), interval), Lateness(), mine)
+        return Instruments(pace, cluster, place, nics, Lateness(), mine)
 
     def begin(self, step: int | None, later: float = 0.0) -> float:
         """Begins to measure; returns when. step: whose fault is to be tried, None: no step's. later: seconds by which
@@ -64,14 +65,16 @@ class Instruments:
 
     def end(self) -> "NodeMeasurements":
         """Ends what `begin` began; returns what was measured since."""
-        if self.nics is None or self.lateness is None:
-            return NodeMeasurements()
-        paced = {
-            "overrun": self.pace.overrun,
-            "late": self.lateness.seconds(),
-            "modelled": self.pace.modelled,
-            "worked": process_time() - self._worked,
-        }
+        paced: dict[str, float] = {}
+        if self.lateness is not None:
+            paced = {
+                "overrun": self.pace.overrun,
+                "late": self.lateness.seconds(),
+                "modelled": self.pace.modelled,
+                "worked": process_time() - self._worked,
+            }
+        if self.nics is None:
+            return NodeMeasurements(paced=paced)
         return NodeMeasurements(self.nics.end(), self.nics.series(), paced)
 
 

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -12,8 +11,6 @@ from zbench.runtime.job.job import Job
 from zbench.runtime.kernels.elementwise import choose_elementwise
 from zbench.runtime.kernels.kernels import choose_kernel
 from zbench.runtime.kernels.memory import DTYPES, Shape
-from zbench.runtime.network.nic import PhysicalCounters
-from zbench.runtime.network.sampler import Sampler
 from zbench.runtime.processes.board import Board
 from zbench.runtime.training.interpreter import Engine
 from zbench.runtime.training.parameters import Parameters, Replicated, Sharded
@@ -21,9 +18,6 @@ from zbench.runtime.training.reduction import Flat, TwoLevel
 from zbench.runtime.training.transformer import Transformer
 from zbench.runtime.transport.nccl import transport_of
 from zbench.runtime.transport.transport import Endpoint
-
-if TYPE_CHECKING:
-    from zbench.runtime.network.place import Place
 
 
 def parameters_of(job: Job, rank: int, device: torch.device, sharing: int, say: Callable[[str], None]) -> Parameters:
@@ -64,11 +58,3 @@ def engine_of(job: Job, device: torch.device, board: Board, pace: Pacer) -> Engi
     post = Endpoint.on(dist.new_group(), job.cost.cluster.node_of, device)
     kernel = choose_kernel(job.kernel, device, model.head_dim, DTYPES[model.element_bytes], model.mask)
     return Engine(Shape(model, device), kernel, post, transport_of(post.group), board, pace)
-
-
-def sampler_of(job: Job, rank: int, place: "Place | None") -> Sampler:
-    """Makes the sampler of the node's NICs or, where the node is emulated, of its `place`; in a step it looks on the
-    node's first rank alone."""
-    counters = PhysicalCounters.of() if place is None else place.counters()
-    is_first = rank % job.cost.cluster.gpus_per_node == 0
-    return Sampler(counters, job.nic_interval if is_first else None)

@@ -22,6 +22,7 @@ from zbench.runtime.clocks.pace import Paced, Pacer, Unpaced
 from zbench.runtime.job.job import Job, RankSetup, Report
 from zbench.runtime.kernels.span import named_span
 from zbench.runtime.network.lateness import Lateness
+from zbench.runtime.network.sampler import Sampler
 from zbench.runtime.processes.host import cpu_name, measured_peak_bytes, memory_bytes
 from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.runtime.program.preload import preload
@@ -29,7 +30,7 @@ from zbench.runtime.training import checkpoint
 from zbench.runtime.training.check import worst_difference
 from zbench.runtime.training.deepspeed import Attend
 from zbench.runtime.training.passes import Passes
-from zbench.runtime.training.setup import engine_of, parameters_of, sampler_of
+from zbench.runtime.training.setup import engine_of, parameters_of
 from zbench.runtime.training.text import Text, is_real, rank_tokens
 from zbench.runtime.transport.transport import Traffic
 
@@ -50,7 +51,8 @@ class Trainer:
         self.board.say("making the network")
         self.parameters = parameters_of(job, rank, self.device, self.sharing, self.board.say)
         self.engine = engine_of(job, self.device, self.board, self.pace)
-        self.nics = sampler_of(job, rank, rendezvous.place)
+        is_first = rank % job.cost.cluster.gpus_per_node == 0
+        self.nics = Sampler.of_node(is_first, rendezvous.place, job.nic_interval)
         self.lateness = Lateness() if job.is_paced else None
         self.passes = Passes(job, rank, self.engine, self.parameters, self.device)
 
