@@ -75,17 +75,23 @@ def held_by(variant: Variant, of: HeldTemplate, rows: Ints, shape: tuple[int, in
 
 def _logits(of: PlayedTemplate, model: Model) -> Ints:
     """Returns the lives of logits."""
-    sizes, layout, lives = Sizes(of.layout, (of.template,)), of.layout, dict[int, tuple[int, int, int]]()
-    for number in of.template.formulas:
+    layout = of.layout
+    makers = [one for one in of.template.formulas if layout.formulas[one].terms[0].function in _MAKE_LOGITS]
+    if not makers:
+        return np.zeros((0, 5), np.int64)
+    sizes, lives = Sizes(layout, (of.template,)), dict[int, tuple[int, int, int]]()
+    known = dict[tuple[float, float], int]()  # most GPUs have as many tokens and words as others
+    for number in makers:
         formula = layout.formulas[number]
-        if formula.terms[0].function in _MAKE_LOGITS:
-            mine = np.flatnonzero((of.ops[:, 0] == COMPUTE) & (of.ops[:, 1] == number))
-            every, named = (*formula.operands, *formula.results), sizes.of(formula, mine)
-            weight = next(ref for ref in every if not layout.of_batch(layout.number[ref.tensor]))
-            columns = of.ops[mine, 2], mine, named.tokens, named.share(weight)
-            for place, op, count, words in zip(*(one.tolist() for one in columns), strict=True):
-                first, last, most = lives.get(place, (op, op, 0))
-                lives[place] = min(first, op), max(last, op), max(most, logits_bytes(model, int(count), words))
+        mine = np.flatnonzero((of.ops[:, 0] == COMPUTE) & (of.ops[:, 1] == number))
+        every, named = (*formula.operands, *formula.results), sizes.of(formula, mine)
+        weight = next(ref for ref in every if not layout.of_batch(layout.number[ref.tensor]))
+        columns = of.ops[mine, 2], mine, named.tokens, named.share(weight)
+        for place, op, count, words in zip(*(one.tolist() for one in columns), strict=True):
+            if (count, words) not in known:
+                known[count, words] = logits_bytes(model, int(count), words)
+            first, last, most = lives.get(place, (op, op, 0))
+            lives[place] = min(first, op), max(last, op), max(most, known[count, words])
     rows = [(len(layout.tensors), place, *lives[place]) for place in sorted(lives)]
     return np.array(rows, np.int64).reshape(-1, 5)
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbench.describe.arrays import Flags, Ints
-from zbench.describe.compiled import IN_PLACE
+from zbench.describe.compiled import INLINED
 from zbench.step.operations import COMPUTE
 from zbench.step.proof.items import EMPTY, find_key
 from zbench.step.tensor import STATE, SUM
@@ -54,7 +54,7 @@ class ItemSpace(NamedTuple):
     needed: Flags
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def _item(t, where, state, op, item, writes):  # type: ignore[no-untyped-def]
     """Returns the number of an item; it has a new one if it is new, and its life goes on."""
     tensor, layer, place, cell = item
@@ -75,7 +75,7 @@ def _item(t, where, state, op, item, writes):  # type: ignore[no-untyped-def]
     return one
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def drops_item(t, where, state, op, item):  # type: ignore[no-untyped-def]
     """Ends the life of a copy that a place forgets; another one begins if it is written there again."""
     life = state.life[_item(t, where, state, op, item, False)]
@@ -86,7 +86,7 @@ def drops_item(t, where, state, op, item):  # type: ignore[no-untyped-def]
     life[4] = -1
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def _row(t, where, state, kind, op, tensor, layer, place):  # type: ignore[no-untyped-def]
     """Notes a row, once for an operation."""
     offset = layer - where.lowest
@@ -100,7 +100,7 @@ def _row(t, where, state, kind, op, tensor, layer, place):  # type: ignore[no-un
     state.used[2] += 1
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def _edges(state, ops, chain, op):  # type: ignore[no-untyped-def]
     """Makes the operation wait for all of a chain."""
     while chain >= 0:
@@ -116,7 +116,7 @@ def _edges(state, ops, chain, op):  # type: ignore[no-untyped-def]
         state.used[1] += 1
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def _chained(state, chain, op):  # type: ignore[no-untyped-def]
     """Returns the chain with the operation in front."""
     if chain >= 0 and state.node[chain] == op:
@@ -127,7 +127,7 @@ def _chained(state, chain, op):  # type: ignore[no-untyped-def]
     return at
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def reads_item(t, where, state, ops, op, item):  # type: ignore[no-untyped-def]
     """Waits for what made an item."""
     tensor, layer, place, _ = item
@@ -141,7 +141,7 @@ def reads_item(t, where, state, ops, op, item):  # type: ignore[no-untyped-def]
         _row(t, where, state, USES, op, tensor, layer, place)
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def writes_item(t, where, state, ops, op, item, arrives):  # type: ignore[no-untyped-def]
     """Replaces an item; of state, after all that read it."""
     tensor, layer, place, _ = item
@@ -155,7 +155,7 @@ def writes_item(t, where, state, ops, op, item, arrives):  # type: ignore[no-unt
     _row(t, where, state, WRITES, op, tensor, layer, place)
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def adds_item(t, where, state, op, item):  # type: ignore[no-untyped-def]
     """Adds to a sum, which waits for nobody."""
     tensor, layer, place, _ = item
@@ -164,7 +164,7 @@ def adds_item(t, where, state, op, item):  # type: ignore[no-untyped-def]
     _row(t, where, state, WRITES, op, tensor, layer, place)
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def takes_item(t, where, state, ops, op, item):  # type: ignore[no-untyped-def]
     """Takes what was added to a sum so far."""
     tensor, layer, place, _ = item

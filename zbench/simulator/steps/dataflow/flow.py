@@ -10,7 +10,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.compiled import ENTERED, IN_PLACE
+from zbench.describe.compiled import ENTERED, IN_PLACE, INLINED
 from zbench.simulator.steps.dataflow.atoms import AtomTables, atom_tables
 from zbench.simulator.steps.dataflow.chains import (
     FlowState,
@@ -100,7 +100,7 @@ def _walked(t, ops, needs, places):  # type: ignore[no-untyped-def]
         edges, rows = max(edges, used_edges), max(rows, used_rows)
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def _length(t, which):  # type: ignore[no-untyped-def]
     return 1 if which < 0 else t.list_offsets[which + 1] - t.list_offsets[which]
 
@@ -134,7 +134,7 @@ def _sizes(t, ops):  # type: ignore[no-untyped-def]
     return items, nodes, drops
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def _compute(t, where, state, ops, number):  # type: ignore[no-untyped-def]
     """Follows a formula, reference by reference."""
     op = ops[number]
@@ -161,7 +161,7 @@ def _compute(t, where, state, ops, number):  # type: ignore[no-untyped-def]
                     adds_item(t, where, state, number, item)
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def _transfer(t, where, state, ops, number):  # type: ignore[no-untyped-def]
     """Follows what is sent, moved, gathered, reduced or forgotten."""
     op = ops[number]
