@@ -101,7 +101,11 @@ def _read(t, needs, leaves, items, ended):  # type: ignore[no-untyped-def]
     """Returns the fields of HeldTemplate, of its others those that are no logits. needs, leaves: contract entries.
     items, ended: of Flow."""
     had, has = _entries(t, needs), _entries(t, leaves)
-    before, after = _rows_of(items, had), _rows_of(items, has)
+    named = np.zeros((2, len(t.nature)), np.bool_)
+    for side, rows in enumerate((had, has)):
+        for row in rows:
+            named[side, row[0]] = True
+    before, after = _rows_of(items, had, named[0]), _rows_of(items, has, named[1])
     found, count = np.empty((len(ended), 5), np.int64), 0
     for row in ended:
         if row[4] >= 0:  # else it was there before the template
@@ -157,11 +161,13 @@ def _numbers(rows):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(**INNER)
-def _rows_of(items, named):  # type: ignore[no-untyped-def]
-    """Returns the row of every item among those that a contract names, -1 where it does not."""
-    (keys, which), found = _numbers(named), np.empty(len(items), np.int64)
+def _rows_of(items, rows, named):  # type: ignore[no-untyped-def]
+    """Returns the row of every item among those that a contract names, -1 where it does not. named: whether it names
+    any of each tensor."""
+    (keys, which), found = _numbers(rows), np.full(len(items), -1, np.int64)
     for item in range(len(items)):
-        found[item] = which[find_key(keys, _number(items, item))]
+        if named[items[item, 0]]:
+            found[item] = which[find_key(keys, _number(items, item))]
     return found
 
 

@@ -50,15 +50,18 @@ def room_for(most):  # type: ignore[no-untyped-def]
 def forget_items(items):  # type: ignore[no-untyped-def]
     """Empties a table."""
     for at in range(len(items)):
-        items[at].key, items[at].count, items[at].flags = NO_ITEM, 0, 0
-        items[at].version, items[at].hops, items[at].encoding, items[at].writer = 0, 0, 0, 0
+        if items[at].key != NO_ITEM:
+            items[at].key, items[at].count, items[at].flags = NO_ITEM, 0, 0
+            items[at].version, items[at].hops, items[at].encoding, items[at].writer = 0, 0, 0, 0
 
 
 @nb.njit(**INLINED)
 def first_place(key, size):  # type: ignore[no-untyped-def]
-    """Returns where to look for a key first, in a table of a power of two."""
-    number = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
-    return np.int64((number ^ (number >> np.uint64(29))) & np.uint64(size - 1))
+    """Returns where to look for a key first, in a table of a power of two: four keys in a row, as cells of neighbouring
+    heads have them, are side by side, as who touches one mostly touches all."""
+    number = (np.uint64(key) >> np.uint64(2)) * np.uint64(0x9E3779B97F4A7C15)
+    block = (number ^ (number >> np.uint64(29))) << np.uint64(2)
+    return np.int64((block | (np.uint64(key) & np.uint64(3))) & np.uint64(size - 1))
 
 
 @nb.njit(**ENTERED_INLINED)

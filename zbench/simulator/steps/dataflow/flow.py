@@ -79,9 +79,7 @@ def _walked(t, ops, needs, places):  # type: ignore[no-untyped-def]
         state = FlowState(
             np.full(slots, EMPTY, np.int64),
             np.empty(slots, np.int32),
-            np.empty(items, np.int64),
-            np.empty(items, np.int64),
-            np.empty((items, 6), np.int64),
+            np.empty((items, 8), np.int64),
             np.zeros((drops, 6), np.int64),
             np.empty(nodes + 1, np.int64),
             np.empty(nodes + 1, np.int64),
@@ -95,7 +93,7 @@ def _walked(t, ops, needs, places):  # type: ignore[no-untyped-def]
         used_edges, used_rows, used_items = state.used[1], state.used[2], state.used[4]
         if used_edges <= edges and used_rows <= rows:
             ends = state.edges[:used_edges]
-            left = state.rows[:used_rows].copy(), state.life[:used_items].copy()
+            left = state.rows[:used_rows].copy(), state.items[:used_items, :6].copy()
             return ends[:, 0].copy(), ends[:, 1].copy(), left[0], left[1], state.ended
         edges, rows = max(edges, used_edges), max(rows, used_rows)
 
