@@ -19,12 +19,11 @@ READS, WRITES, USES, ARRIVES = range(4)  # of rows: waits for what wrote it; wro
 class FlowState(NamedTuple):
     """A walk's notes.
 
-    keys: of items, a table of a power of two; number: in each of its places, the item's. items: int64 [items, 8], in the
-    order in which they are first touched: the columns of Flow.items, and then the operations that made it and those that
-    read it, as chains of nodes; all that is known of one is in a row, as items are touched in no order that a cache
-    could foresee. ended: as Flow.ended. stamp: by operation, the last consumer that has an edge from
-    it. seen: by kind, tensor, offset and place, the last operation that a row was made for. used: nodes, edges, rows,
-    lives ended and items so far.
+    keys: of items, a table of a power of two; number: in each of its places, the item's. items: int64 [items, 8], in
+    the order in which they are first touched: the columns of Flow.items, and then the operations that made one and
+    those that read it, as chains of nodes. ended: as Flow.ended. stamp: by operation, the last consumer that has an
+    edge from it. seen: by kind, tensor, offset and place, the last operation that a row was made for. used: nodes,
+    edges, rows, lives ended and items so far.
     """
 
     keys: Ints
@@ -67,7 +66,8 @@ def _item(t, where, state, op, item, writes):  # type: ignore[no-untyped-def]
         state.used[4] += 1
         state.keys[at], state.number[at] = key, one
         row = state.items[one]
-        row[0], row[1], row[2], row[3], row[_FIRST], row[_MAKERS], row[_READERS] = tensor, layer, place, cell, -1, -1, -1
+        row[0], row[1], row[2], row[3] = tensor, layer, place, cell
+        row[_FIRST], row[_MAKERS], row[_READERS] = -1, -1, -1
     one = state.number[at]
     state.items[one, _LAST] = op
     if writes and state.items[one, _FIRST] < 0:
