@@ -13,3 +13,7 @@ INNER: Mapping[str, Any] = MappingProxyType({**ENTERED, "no_cpython_wrapper": Tr
 # such a function holds the arrays.
 IN_PLACE: Mapping[str, Any] = MappingProxyType({**INNER, "_nrt": False})
 ENTERED_IN_PLACE: Mapping[str, Any] = MappingProxyType({**ENTERED, "_nrt": False})  # the same, called from Python
+# Of those that loops call for every item, with tables of many arrays: copied into the loop. A call passes seven words
+# for each array, which takes longer than what such a function does.
+INLINED: Mapping[str, Any] = MappingProxyType({**IN_PLACE, "forceinline": True})
+ENTERED_INLINED: Mapping[str, Any] = MappingProxyType({**ENTERED_IN_PLACE, "forceinline": True})  # from Python, too

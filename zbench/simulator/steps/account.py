@@ -97,7 +97,7 @@ def _beginnings(parts: StepParts, names: Mapping[str, int]) -> Ints:
         if (first, last) not in alike:
             alike[first, last] = _alike_shifts(step, first, last)
         for shifts, times in alike[first, last]:
-            np.add.at(row, there + shifts[there], times * size[there])
+            row[there + shifts[there]] += times * size[there]  # pipelines' stages stay apart
     return found
 
 

@@ -75,17 +75,23 @@ def held_by(variant: Variant, of: HeldTemplate, rows: Ints, shape: tuple[int, in
 
 def _logits(of: PlayedTemplate, model: Model) -> Ints:
     """Returns the lives of logits."""
-    sizes, layout, lives = Sizes(of.layout, (of.template,)), of.layout, dict[int, tuple[int, int, int]]()
-    for number in of.template.formulas:
+    layout = of.layout
+    makers = [one for one in of.template.formulas if layout.formulas[one].terms[0].function in _MAKE_LOGITS]
+    if not makers:
+        return np.zeros((0, 5), np.int64)
+    sizes, lives = Sizes(layout, (of.template,)), dict[int, tuple[int, int, int]]()
+    known = dict[tuple[float, float], int]()  # most GPUs have as many tokens and words as others
+    for number in makers:
         formula = layout.formulas[number]
-        if formula.terms[0].function in _MAKE_LOGITS:
-            mine = np.flatnonzero((of.ops[:, 0] == COMPUTE) & (of.ops[:, 1] == number))
-            every, named = (*formula.operands, *formula.results), sizes.of(formula, mine)
-            weight = next(ref for ref in every if not layout.of_batch(layout.number[ref.tensor]))
-            columns = of.ops[mine, 2], mine, named.tokens, named.share(weight)
-            for place, op, count, words in zip(*(one.tolist() for one in columns), strict=True):
-                first, last, most = lives.get(place, (op, op, 0))
-                lives[place] = min(first, op), max(last, op), max(most, logits_bytes(model, int(count), words))
+        mine = np.flatnonzero((of.ops[:, 0] == COMPUTE) & (of.ops[:, 1] == number))
+        every, named = (*formula.operands, *formula.results), sizes.of(formula, mine)
+        weight = next(ref for ref in every if not layout.of_batch(layout.number[ref.tensor]))
+        columns = of.ops[mine, 2], mine, named.tokens, named.share(weight)
+        for place, op, count, words in zip(*(one.tolist() for one in columns), strict=True):
+            if (count, words) not in known:
+                known[count, words] = logits_bytes(model, int(count), words)
+            first, last, most = lives.get(place, (op, op, 0))
+            lives[place] = min(first, op), max(last, op), max(most, known[count, words])
     rows = [(len(layout.tensors), place, *lives[place]) for place in sorted(lives)]
     return np.array(rows, np.int64).reshape(-1, 5)
 
@@ -95,7 +101,11 @@ def _read(t, needs, leaves, items, ended):  # type: ignore[no-untyped-def]
     """Returns the fields of HeldTemplate, of its others those that are no logits. needs, leaves: contract entries.
     items, ended: of Flow."""
     had, has = _entries(t, needs), _entries(t, leaves)
-    before, after = _rows_of(items, had), _rows_of(items, has)
+    named = np.zeros((2, len(t.nature)), np.bool_)
+    for side, rows in enumerate((had, has)):
+        for row in rows:
+            named[side, row[0]] = True
+    before, after = _rows_of(items, had, named[0]), _rows_of(items, has, named[1])
     found, count = np.empty((len(ended), 5), np.int64), 0
     for row in ended:
         if row[4] >= 0:  # else it was there before the template
@@ -151,11 +161,13 @@ def _numbers(rows):  # type: ignore[no-untyped-def]
 
 
 @nb.njit(**INNER)
-def _rows_of(items, named):  # type: ignore[no-untyped-def]
-    """Returns the row of every item among those that a contract names, -1 where it does not."""
-    (keys, which), found = _numbers(named), np.empty(len(items), np.int64)
+def _rows_of(items, rows, named):  # type: ignore[no-untyped-def]
+    """Returns the row of every item among those that a contract names, -1 where it does not. named: whether it names
+    any of each tensor."""
+    (keys, which), found = _numbers(rows), np.full(len(items), -1, np.int64)
     for item in range(len(items)):
-        found[item] = which[find_key(keys, _number(items, item))]
+        if named[items[item, 0]]:
+            found[item] = which[find_key(keys, _number(items, item))]
     return found
 
 

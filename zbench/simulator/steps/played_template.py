@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbench.cost.cost import Cost
-from zbench.describe.arrays import Floats, Ints
+from zbench.describe.arrays import Floats, Ints, distinct
 from zbench.plans.dataflow import Edges
 from zbench.plans.plan import WAITS, Plan
 from zbench.simulator.rounds import later_computes, round_waits
@@ -128,11 +128,11 @@ def _played(
         more = [edges_inside(layout, ops, step.num_gpus)]
         producer, consumer = (np.concatenate(side) for side in zip((producer, consumer), *more, strict=True))
         producer, consumer = lead[producer], lead[consumer]
-    edges = np.unique(producer * len(ops) + consumer) if len(ops) else producer
-    edges = edges[edges // max(len(ops), 1) != edges % max(len(ops), 1)]
+    apart = producer != consumer
+    producer, consumer = np.divmod(distinct(producer[apart] * len(ops) + consumer[apart]), max(len(ops), 1))
     rows = flow.rows.copy()
     rows[:, 1] = lead[rows[:, 1]]
-    flow = replace(flow, producer=edges // max(len(ops), 1), consumer=edges % max(len(ops), 1), rows=rows)
+    flow = replace(flow, producer=producer, consumer=consumer, rows=rows)
     return PlayedTemplate(step, template, layout, ops, moved, lead, seconds, flow)
 
 
@@ -146,7 +146,7 @@ def _message_bytes(lead: Ints, moved: Ints) -> Ints:
 def _of_one_kind(layout: StepLayout, ops: Ints, lead: Ints) -> Ints:
     """Returns the leaders of messages in which no leader is of one kind of layers alone where another operation is of
     the other: whatever is there of a message, its leader is."""
-    if not any(one.layers == LEADING for one in layout.tensors):
+    if not (layout.form.layers == LAYERS.index(LEADING)).any():
         return lead
     kinds = np.array([LAYERS.index(one.layers) for one in layout.tensors], np.int64)
     kind = np.where(ops[:, 0] == COMPUTE, -1, kinds[np.where(ops[:, 0] == COMPUTE, 0, ops[:, 1])])

@@ -189,9 +189,12 @@ class StepParts:
 
     def _likenesses(self, instances: Sequence[tuple[int, int, int]], step: Step) -> list[_Likeness]:
         """Returns what instances of a template that are alike have in common: what is farther away is not touched."""
-        found = []
+        found, spans = [], dict[tuple[int, int], tuple[int, int]]()
         for number, layer, place in instances:
-            low, high = step.span(layer, place)
+            span = spans.get((layer, place))
+            if span is None:
+                span = spans[layer, place] = step.span(layer, place)
+            low, high = span
             if place == ACROSS:
                 shifts = step.shifts[:, min(layer, step.num_layers)].tobytes()
                 place = ACROSS - self._runs.setdefault(shifts, len(self._runs))

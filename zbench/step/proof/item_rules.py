@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numba as nb
 
 from zbench.describe.arrays import Flags, Ints
-from zbench.describe.compiled import ENTERED_IN_PLACE, IN_PLACE
+from zbench.describe.compiled import ENTERED_INLINED, INLINED
 from zbench.step.contributions import MapTables
 from zbench.step.proof.items import NO_ITEM, READ_ALREADY, THERE, ItemTable, find_item
 from zbench.step.tensor import STATE, SUM
@@ -53,14 +53,14 @@ class WalkState(NamedTuple):
     hops: Ints
 
 
-@nb.njit(**ENTERED_IN_PLACE)
+@nb.njit(**ENTERED_INLINED)
 def key_of(t, tensor, layer, place, cell):  # type: ignore[no-untyped-def]
     """Returns an item's key."""
     row = t.tensors[tensor]
     return row[BASE] + ((layer - row[LOWEST]) * t.num_places + place) * (row[SHAPE0] * row[SHAPE1]) + cell
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def note_fault(state, code, item, have, want):  # type: ignore[no-untyped-def]
     """Notes the first fault. item: (operation, tensor, layer, place, cell)."""
     if state.fault[0] == OK:
@@ -70,7 +70,7 @@ def note_fault(state, code, item, have, want):  # type: ignore[no-untyped-def]
         state.fault[HAVE], state.fault[WANT] = have, want
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def read_item(t, state, item, version):  # type: ignore[no-untyped-def]
     """Returns where an item is that is read or copied, or -1, noting why it cannot be."""
     _, tensor, layer, place, cell = item
@@ -92,7 +92,7 @@ def read_item(t, state, item, version):  # type: ignore[no-untyped-def]
     return at
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def _put(t, state, item):  # type: ignore[no-untyped-def]
     """Returns where an item is, and makes room for one that is not there."""
     op, tensor, layer, place, cell = item
@@ -106,7 +106,7 @@ def _put(t, state, item):  # type: ignore[no-untyped-def]
     return at
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def write_copy(t, state, item):  # type: ignore[no-untyped-def]
     """Lets a formula write a copy."""
     at, items = _put(t, state, item), state.items
@@ -115,7 +115,7 @@ def write_copy(t, state, item):  # type: ignore[no-untyped-def]
     items[at].flags, items[at].hops, items[at].encoding = THERE, 0, -1
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def add_contributions(t, state, item, amount, hops):  # type: ignore[no-untyped-def]
     """Adds contributions to a sum."""
     at, items = _put(t, state, item), state.items
@@ -129,7 +129,7 @@ def add_contributions(t, state, item, amount, hops):  # type: ignore[no-untyped-
     items[at].encoding = -1
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def update_state(t, state, item, version):  # type: ignore[no-untyped-def]
     """Updates state in place."""
     at = read_item(t, state, item, version)
@@ -139,7 +139,7 @@ def update_state(t, state, item, version):  # type: ignore[no-untyped-def]
         state.items[at].writer = item[0]
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def send_copy(t, state, item, dst, version, encoding):  # type: ignore[no-untyped-def]
     """Sends a copy of a complete item to another place."""
     op, tensor, layer, _, cell = item
@@ -157,7 +157,7 @@ def send_copy(t, state, item, dst, version, encoding):  # type: ignore[no-untype
     items[to].hops = hops + (1 if encoding >= 0 and t.lossy[encoding] and not forwards else 0)
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def take_sum(t, state, item, dst, encoding, must):  # type: ignore[no-untyped-def]
     """Moves what was added to a sum to another place. must: whether there has to be something."""
     op, tensor, layer, place, cell = item

@@ -9,7 +9,7 @@ import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
-from zbench.describe.compiled import ENTERED_IN_PLACE, IN_PLACE
+from zbench.describe.compiled import ENTERED_IN_PLACE, ENTERED_INLINED, IN_PLACE, INLINED
 
 EMPTY = -1  # of an array of keys alone, where nothing is
 NO_ITEM = 0  # of a table of items: what new memory is, so that a large table is not written before it is used
@@ -50,18 +50,21 @@ def room_for(most):  # type: ignore[no-untyped-def]
 def forget_items(items):  # type: ignore[no-untyped-def]
     """Empties a table."""
     for at in range(len(items)):
-        items[at].key, items[at].count, items[at].flags = NO_ITEM, 0, 0
-        items[at].version, items[at].hops, items[at].encoding, items[at].writer = 0, 0, 0, 0
+        if items[at].key != NO_ITEM:
+            items[at].key, items[at].count, items[at].flags = NO_ITEM, 0, 0
+            items[at].version, items[at].hops, items[at].encoding, items[at].writer = 0, 0, 0, 0
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def first_place(key, size):  # type: ignore[no-untyped-def]
-    """Returns where to look for a key first, in a table of a power of two."""
-    number = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
-    return np.int64((number ^ (number >> np.uint64(29))) & np.uint64(size - 1))
+    """Returns where to look for a key first, in a table of a power of two: four keys in a row, as cells of neighbouring
+    heads have them, are side by side, as who touches one mostly touches all."""
+    number = (np.uint64(key) >> np.uint64(2)) * np.uint64(0x9E3779B97F4A7C15)
+    block = (number ^ (number >> np.uint64(29))) << np.uint64(2)
+    return np.int64((block | (np.uint64(key) & np.uint64(3))) & np.uint64(size - 1))
 
 
-@nb.njit(**ENTERED_IN_PLACE)
+@nb.njit(**ENTERED_INLINED)
 def find_item(items, key):  # type: ignore[no-untyped-def]
     """Returns where an item is in the table, or the place that is free for it."""
     at = first_place(key, len(items))
@@ -70,7 +73,7 @@ def find_item(items, key):  # type: ignore[no-untyped-def]
     return at
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def find_key(keys, key):  # type: ignore[no-untyped-def]
     """Returns where a key is in an array of keys alone, or the place that is free for it."""
     at = first_place(key, len(keys))

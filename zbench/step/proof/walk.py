@@ -3,7 +3,7 @@
 import numba as nb
 import numpy as np
 
-from zbench.describe.compiled import ENTERED_IN_PLACE, IN_PLACE
+from zbench.describe.compiled import ENTERED_IN_PLACE, INLINED
 from zbench.step.form import ADD, READ, WRITE
 from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, REDUCE, SEND
 from zbench.step.proof.item_rules import (
@@ -31,7 +31,7 @@ from zbench.step.proof.item_rules import (
 from zbench.step.tensor import SUM
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def rows_meet(pairs, relation, first, second):  # type: ignore[no-untyped-def]
     """Returns whether two groups of a relation meet. pairs: row_begin, partner_offsets and partners of WalkTables."""
     row = pairs[0][relation] + first
@@ -46,7 +46,7 @@ def rows_meet(pairs, relation, first, second):  # type: ignore[no-untyped-def]
     return low < end and pairs[2][low] == second
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def _partners(t, relation, part, is_second, which):  # type: ignore[no-untyped-def]
     """Counts the groups of a list that a part meets; is_second: whether the part is of the second index."""
     count, mine = 0, t.maps.groups[t.maps.group_offsets[2 * relation + is_second] + part, 0]
@@ -60,7 +60,7 @@ def _partners(t, relation, part, is_second, which):  # type: ignore[no-untyped-d
     return count
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def _amount(t, op, slots, parts):  # type: ignore[no-untyped-def]
     """Returns the contributions that an operation makes to the cell with some parts of slots, which its other slots
     have; a slot of -1 is none."""
@@ -84,7 +84,7 @@ def _amount(t, op, slots, parts):  # type: ignore[no-untyped-def]
     return amount * pairs
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def _row(t, state, op, number, row, version, layer, place):  # type: ignore[no-untyped-def]
     """Does to items what one reference of a formula says, for an operation `number`."""
     does, tensor, slots = t.rows[row, 0], t.rows[row, 1], (t.rows[row, 3], t.rows[row, 5])
@@ -133,7 +133,7 @@ def _row(t, state, op, number, row, version, layer, place):  # type: ignore[no-u
                 update_state(t, state, item, version)
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def _transfer(t, state, op, number, layer, version, place):  # type: ignore[no-untyped-def]
     """Follows a send, move, gather, reduce or drop of cells."""
     kind, tensor, encoding = op[0], op[1], op[10]

@@ -7,29 +7,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbench.describe.arrays import Flags, Ints
-from zbench.describe.compiled import IN_PLACE
+from zbench.describe.compiled import INLINED
 from zbench.step.operations import COMPUTE
 from zbench.step.proof.items import EMPTY, find_key
 from zbench.step.tensor import STATE, SUM
 
+_FIRST, _LAST, _MAKERS, _READERS = range(4, 8)  # of an item's columns
 READS, WRITES, USES, ARRIVES = range(4)  # of rows: waits for what wrote it; wrote it; read state; was brought state
 
 
 class FlowState(NamedTuple):
     """A walk's notes.
 
-    keys: of items, a table of a power of two; number: in each of its places, the item's. By item, in the order in which
-    they are first touched: makers and readers, the operations that made it and those that read it, as chains of nodes,
-    and life, as in Flow.items. ended, as in Flow.ended. stamp: by operation, the last consumer that has an edge from
-    it. seen: by kind, tensor, offset and place, the last operation that a row was made for. used: nodes, edges, rows,
-    lives ended and items so far.
+    keys: of items, a table of a power of two; number: in each of its places, the item's. items: int64 [items, 8], in
+    the order in which they are first touched: the columns of Flow.items, and then the operations that made one and
+    those that read it, as chains of nodes. ended: as Flow.ended. stamp: by operation, the last consumer that has an
+    edge from it. seen: by kind, tensor, offset and place, the last operation that a row was made for. used: nodes,
+    edges, rows, lives ended and items so far.
     """
 
     keys: Ints
     number: NDArray[np.int32]
-    makers: Ints
-    readers: Ints
-    life: Ints
+    items: Ints
     ended: Ints
     node: Ints
     following: Ints
@@ -54,7 +53,7 @@ class ItemSpace(NamedTuple):
     needed: Flags
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def _item(t, where, state, op, item, writes):  # type: ignore[no-untyped-def]
     """Returns the number of an item; it has a new one if it is new, and its life goes on."""
     tensor, layer, place, cell = item
@@ -65,28 +64,29 @@ def _item(t, where, state, op, item, writes):  # type: ignore[no-untyped-def]
     if state.keys[at] == EMPTY:
         one = state.used[4]
         state.used[4] += 1
-        state.keys[at], state.number[at], state.makers[one], state.readers[one] = key, one, -1, -1
-        life = state.life[one]
-        life[0], life[1], life[2], life[3], life[4] = tensor, layer, place, cell, -1
+        state.keys[at], state.number[at] = key, one
+        row = state.items[one]
+        row[0], row[1], row[2], row[3] = tensor, layer, place, cell
+        row[_FIRST], row[_MAKERS], row[_READERS] = -1, -1, -1
     one = state.number[at]
-    state.life[one, 5] = op
-    if writes and state.life[one, 4] < 0:
-        state.life[one, 4] = op
+    state.items[one, _LAST] = op
+    if writes and state.items[one, _FIRST] < 0:
+        state.items[one, _FIRST] = op
     return one
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def drops_item(t, where, state, op, item):  # type: ignore[no-untyped-def]
     """Ends the life of a copy that a place forgets; another one begins if it is written there again."""
-    life = state.life[_item(t, where, state, op, item, False)]
+    row = state.items[_item(t, where, state, op, item, False)]
     ended = state.ended[state.used[3]]
     for at in range(6):
-        ended[at] = life[at]
+        ended[at] = row[at]
     state.used[3] += 1
-    life[4] = -1
+    row[_FIRST] = -1
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def _row(t, where, state, kind, op, tensor, layer, place):  # type: ignore[no-untyped-def]
     """Notes a row, once for an operation."""
     offset = layer - where.lowest
@@ -100,7 +100,7 @@ def _row(t, where, state, kind, op, tensor, layer, place):  # type: ignore[no-un
     state.used[2] += 1
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def _edges(state, ops, chain, op):  # type: ignore[no-untyped-def]
     """Makes the operation wait for all of a chain."""
     while chain >= 0:
@@ -116,7 +116,7 @@ def _edges(state, ops, chain, op):  # type: ignore[no-untyped-def]
         state.used[1] += 1
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def _chained(state, chain, op):  # type: ignore[no-untyped-def]
     """Returns the chain with the operation in front."""
     if chain >= 0 and state.node[chain] == op:
@@ -127,49 +127,49 @@ def _chained(state, chain, op):  # type: ignore[no-untyped-def]
     return at
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def reads_item(t, where, state, ops, op, item):  # type: ignore[no-untyped-def]
     """Waits for what made an item."""
     tensor, layer, place, _ = item
     at = _item(t, where, state, op, item, False)
     nature = t.nature[tensor]
-    if state.makers[at] < 0 or (nature == SUM and where.needed[tensor, layer - where.lowest]):
+    if state.items[at, _MAKERS] < 0 or (nature == SUM and where.needed[tensor, layer - where.lowest]):
         _row(t, where, state, READS, op, tensor, layer, place)
-    _edges(state, ops, state.makers[at], op)
+    _edges(state, ops, state.items[at, _MAKERS], op)
     if nature == STATE:
-        state.readers[at] = _chained(state, state.readers[at], op)
+        state.items[at, _READERS] = _chained(state, state.items[at, _READERS], op)
         _row(t, where, state, USES, op, tensor, layer, place)
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def writes_item(t, where, state, ops, op, item, arrives):  # type: ignore[no-untyped-def]
     """Replaces an item; of state, after all that read it."""
     tensor, layer, place, _ = item
     at = _item(t, where, state, op, item, True)
     if t.nature[tensor] == STATE:
-        _edges(state, ops, state.readers[at], op)
-        state.readers[at] = -1
+        _edges(state, ops, state.items[at, _READERS], op)
+        state.items[at, _READERS] = -1
         if arrives:
             _row(t, where, state, ARRIVES, op, tensor, layer, place)
-    state.makers[at] = _chained(state, -1, op)
+    state.items[at, _MAKERS] = _chained(state, -1, op)
     _row(t, where, state, WRITES, op, tensor, layer, place)
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def adds_item(t, where, state, op, item):  # type: ignore[no-untyped-def]
     """Adds to a sum, which waits for nobody."""
     tensor, layer, place, _ = item
     at = _item(t, where, state, op, item, True)
-    state.makers[at] = _chained(state, state.makers[at], op)
+    state.items[at, _MAKERS] = _chained(state, state.items[at, _MAKERS], op)
     _row(t, where, state, WRITES, op, tensor, layer, place)
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def takes_item(t, where, state, ops, op, item):  # type: ignore[no-untyped-def]
     """Takes what was added to a sum so far."""
     tensor, layer, place, _ = item
     at = _item(t, where, state, op, item, False)
     if where.needed[tensor, layer - where.lowest]:
         _row(t, where, state, READS, op, tensor, layer, place)
-    _edges(state, ops, state.makers[at], op)
-    state.makers[at] = -1
+    _edges(state, ops, state.items[at, _MAKERS], op)
+    state.items[at, _MAKERS] = -1

@@ -10,7 +10,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.compiled import ENTERED, IN_PLACE
+from zbench.describe.compiled import ENTERED, IN_PLACE, INLINED
 from zbench.simulator.steps.dataflow.atoms import AtomTables, atom_tables
 from zbench.simulator.steps.dataflow.chains import (
     FlowState,
@@ -79,9 +79,7 @@ def _walked(t, ops, needs, places):  # type: ignore[no-untyped-def]
         state = FlowState(
             np.full(slots, EMPTY, np.int64),
             np.empty(slots, np.int32),
-            np.empty(items, np.int64),
-            np.empty(items, np.int64),
-            np.empty((items, 6), np.int64),
+            np.empty((items, 8), np.int64),
             np.zeros((drops, 6), np.int64),
             np.empty(nodes + 1, np.int64),
             np.empty(nodes + 1, np.int64),
@@ -95,12 +93,12 @@ def _walked(t, ops, needs, places):  # type: ignore[no-untyped-def]
         used_edges, used_rows, used_items = state.used[1], state.used[2], state.used[4]
         if used_edges <= edges and used_rows <= rows:
             ends = state.edges[:used_edges]
-            left = state.rows[:used_rows].copy(), state.life[:used_items].copy()
+            left = state.rows[:used_rows].copy(), state.items[:used_items, :6].copy()
             return ends[:, 0].copy(), ends[:, 1].copy(), left[0], left[1], state.ended
         edges, rows = max(edges, used_edges), max(rows, used_rows)
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def _length(t, which):  # type: ignore[no-untyped-def]
     return 1 if which < 0 else t.list_offsets[which + 1] - t.list_offsets[which]
 
@@ -134,7 +132,7 @@ def _sizes(t, ops):  # type: ignore[no-untyped-def]
     return items, nodes, drops
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def _compute(t, where, state, ops, number):  # type: ignore[no-untyped-def]
     """Follows a formula, reference by reference."""
     op = ops[number]
@@ -161,7 +159,7 @@ def _compute(t, where, state, ops, number):  # type: ignore[no-untyped-def]
                     adds_item(t, where, state, number, item)
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def _transfer(t, where, state, ops, number):  # type: ignore[no-untyped-def]
     """Follows what is sent, moved, gathered, reduced or forgotten."""
     op = ops[number]

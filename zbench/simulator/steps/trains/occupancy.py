@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zbench.describe.arrays import Floats, Ints
-from zbench.describe.compiled import ENTERED, IN_PLACE, INNER
+from zbench.describe.compiled import ENTERED, IN_PLACE, INLINED, INNER
 from zbench.describe.links import NIC
 from zbench.simulator.clock import Timeline
 
@@ -149,7 +149,7 @@ def _join_all(hops, joined, pieces, times, chains):  # type: ignore[no-untyped-d
             count = _join_kinds(chains, count, kinds, begin, end)
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def _join_kinds(chains, count, kinds, begin, end):  # type: ignore[no-untyped-def]
     """Joins an interval to those of each of some kinds; returns how many intervals there are."""
     for way in range(len(kinds)):
@@ -158,7 +158,7 @@ def _join_kinds(chains, count, kinds, begin, end):  # type: ignore[no-untyped-de
     return count
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def _join(chains, count, chain, begin, end):  # type: ignore[no-untyped-def]
     """Joins an interval to those of a chain that it touches, or adds it; returns how many intervals there are."""
     (begins, ends, before, last), later = chains, -1
@@ -215,7 +215,7 @@ def _add_all(sums, marks, intervals, computes, transfers):  # type: ignore[no-un
             _add(exposed, marks, span, left, right)
 
 
-@nb.njit(**IN_PLACE)
+@nb.njit(**INLINED)
 def _add(sums, marks, at, begin, end):  # type: ignore[no-untyped-def]
     """Adds an interval to the spans that it falls into; `at` is one at or before the first of them."""
     last = len(marks) - 1
