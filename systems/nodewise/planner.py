@@ -26,6 +26,7 @@ from zbench.describe.checks import check_boolean, check_whole_number
 from zbench.passes import reverse
 from zbench.passes.order import scheduled
 from zbench.plans.plan import Ints, Ops, Plan
+from zbench.simulator.estimate.expert_layer import ExpertLayer
 from zbench.systems.common.micro_batches import fitting
 from zbench.systems.nodewise.choice import least_keys, worth_a_look, worth_a_play
 from zbench.systems.nodewise.even import even_out
@@ -51,6 +52,7 @@ SWITCHES = (
     "allow_uneven_nodes",
     "play_least_nic_use",
     "homes_where_lacking",
+    "play_experts",
     "pair_backward_keys",
     "move_cuts",
     "move_sequences",
@@ -79,6 +81,8 @@ class Nodewise:
         leaves nodes uneven.
     play_least_nic_use: of layouts with about the same estimate the one that needs NICs least is played, too.
     homes_where_lacking: tokens of shared sequences are at home where GPUs lack tokens (off: evenly).
+    play_experts: with experts on several GPUs, plans are compared by layers in which ranks meet on the way to experts,
+        and experts' parameters go among the GPUs that have them (off: as if all experts were at a token's home).
     pair_backward_keys: the keys of two other nodes are attended to in one call of the backward, where that is faster.
     move_cuts: the cuts of the plan played fastest are moved, twice, by what its nodes took, and it is played again.
     move_sequences: whole sequences are moved then, too.
@@ -107,6 +111,7 @@ class Nodewise:
     allow_uneven_nodes: bool = True
     play_least_nic_use: bool = True
     homes_where_lacking: bool = True
+    play_experts: bool = True
     pair_backward_keys: bool = True
     move_cuts: bool = True
     move_sequences: bool = True
@@ -114,6 +119,7 @@ class Nodewise:
     adopt_rivals: bool = True
     rival_pipelines: Literal["usual", "never"] | None = None
     simpler: Rivals = field(init=False, repr=False, compare=False)
+    routed: ExpertLayer | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_whole_number("system.played_placements", self.played_placements, 1)
@@ -128,7 +134,8 @@ class Nodewise:
             raise ValueError(
                 f"system.rival_pipelines is {USUAL}; a rival plans pipelines, so it takes system.adopt_rivals=true"
             )
-        object.__setattr__(self, "simpler", Rivals(self.cost, self.rival_pipelines))
+        object.__setattr__(self, "routed", ExpertLayer.of(self.cost) if self.play_experts else None)
+        object.__setattr__(self, "simpler", Rivals(self.cost, self.rival_pipelines, self.routed))
 
     def limits(self, tokens: int) -> list[dict[str, str]]:
         """Lists the values of `rival_pipelines` to choose from before a run, where a network is so narrow that lengths
@@ -145,7 +152,7 @@ class Nodewise:
         def planned(seqs: Ints, part: Cost) -> Iterator[Plan]:
             place = part.opens_step, part.closes_step
             if place not in known:
-                known[place] = Rates.of(part)
+                known[place] = Rates.of(part, self.routed is not None)
             return replace(self, cost=part)._within_memory(batch.lengths[seqs], seqs, known[place], played)
 
         own = fitting(batch.lengths, self.cost, planned)
@@ -167,7 +174,7 @@ class Nodewise:
         longest = int(lengths.argmax())  # which is cut first, and waits for its copies wherever its tokens are
         more = float((placed.attention - attention)[longest] / lengths[longest])
         nodes = nodes._replace(token=nodes.token._replace(query=nodes.token.query + more))
-        return Task(sequences, placed, seqs, rates, nodes, settings)
+        return Task(sequences, placed, seqs, rates, nodes, settings, self.routed)
 
     # 1. Across nodes: which nodes a sequence is on.
     def _place(self, task: Task) -> tuple[list[Placement], list[Placement]]:
@@ -201,7 +208,7 @@ class Nodewise:
             best, _ = self._improved(task, [another], left)
         if self.list_schedule:
             ordered, _, parts = scheduled(best.plan, self.cost, best.parts)
-            seconds = seconds_of(ordered, parts, self.cost)
+            seconds = seconds_of(ordered, parts, self.cost, self.routed)
             if seconds < best.seconds:
                 return played.add(ordered, seconds)
         return played.add(best.plan, best.seconds)

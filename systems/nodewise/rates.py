@@ -6,6 +6,7 @@ import numpy as np
 
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
+from zbench.cost.expert_gathers import expert_collectives
 from zbench.describe.arrays import Floats
 from zbench.describe.links import NIC, NVLINK
 from zbench.describe.model import KV, O, Q
@@ -33,8 +34,13 @@ class Rates:
     taken: Floats
 
     @staticmethod
-    def of(cost: Cost) -> "Rates":
-        """Asks the cost model, for attention with two lengths: it is a square and a linear part."""
+    def of(cost: Cost, experts_apart: bool = False) -> "Rates":
+        """Asks the cost model, for attention with two lengths: it is a square and a linear part.
+
+        experts_apart: experts' parameters go among the GPUs that have them, and not among all
+        (zbench.cost.expert_gathers).
+        """
+        collectives = expert_collectives(cost) if experts_apart else Collectives.of(cost)
         model = cost.model
         passes = 3 + model.forwards_again
         many = np.array([1 << 20, 1 << 21])
@@ -59,8 +65,8 @@ class Rates:
             across=float(cost.transfer_seconds(np.array([kv]), np.array([True]))[0]) / nics,
             one_peer=max(channels * nics / cost.cluster.gpus_per_node, 1.0),
             forward=forward,
-            pace=_pace(cost, passes, (forward, again / linear), (q, kv, o)),
-            taken=_taken(cost),
+            pace=_pace(cost, passes, (forward, again / linear), (q, kv, o), collectives),
+            taken=_taken(collectives),
         )
 
     def prefix(self, tokens: float) -> float:
@@ -76,15 +82,16 @@ class Rates:
         return Nodes(count, num_ranks, capacity, token, self.forward, self.across, self.one_peer, self.taken)
 
 
-def _taken(cost: Cost) -> Floats:
+def _taken(collectives: Collectives) -> Floats:
     """Seconds of a layer's share of gathers and reductions, which run beside the layers: float64 [2]."""
-    collectives = Collectives.of(cost)
     ahead = collectives.gather if collectives.every_step else 0.0
     back = collectives.reduce + (collectives.gather if collectives.every_micro_batch else 0.0)
     return np.array([ahead, back]) / collectives.num_layers
 
 
-def _pace(cost: Cost, passes: float, shares: tuple[float, float], sizes: tuple[int, int, int]) -> Pace:
+def _pace(
+    cost: Cost, passes: float, shares: tuple[float, float], sizes: tuple[int, int, int], collectives: Collectives
+) -> Pace:
     """Returns what a layer waits for. shares: of attention that is the forward's; of a forward's linear modules, that
     selective recomputation runs again. sizes: bytes of a token's q, kv and o.
 
@@ -109,16 +116,16 @@ def _pace(cost: Cost, passes: float, shares: tuple[float, float], sizes: tuple[i
         "nic_home": cost.transfer_seconds(home, far) * nics,
         "join_query": times * 3 * o / copies,
         "join_key": np.array([0, 3 * kv]) / copies,
-        **_beside(cost),
+        **_beside(cost, collectives),
     }
     ahead, back = (PassSeconds(**{name: float(both[way]) for name, both in fields.items()}) for way in (0, 1))
     return Pace((ahead, back), device.call_seconds, cluster.nvlink_latency)
 
 
-def _beside(cost: Cost) -> dict[str, Floats]:
+def _beside(cost: Cost, of: Collectives) -> dict[str, Floats]:
     """Returns begins, kept and kept_nic of PassSeconds, float64 [2] each: what zbench.simulator.estimate.beside has
     beside a layer. With full recomputation a forward that runs again is the forward's, with what runs beside it."""
-    of, share, again = Collectives.of(cost), projected(cost.model), cost.model.forwards_again
+    share, again = projected(cost.model), cost.model.forwards_again
     ahead = of.gather_ports * of.every_step
     back = of.gather_ports * of.every_micro_batch + of.reduce_ports
     both = np.stack([ahead + again * back, (1 - again) * back])

@@ -18,9 +18,11 @@ import numpy as np
 from zbench.cost.bound import ceiling_seconds
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
+from zbench.cost.expert_gathers import expert_collectives
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import System
 from zbench.plans.plan import Plan
+from zbench.simulator.estimate.expert_layer import ExpertLayer
 from zbench.simulator.estimate.step import StepEstimate
 from zbench.systems.common.mesh_groups import Method
 from zbench.systems.common.micro_batches import need_bytes
@@ -49,10 +51,12 @@ class Rivals:
     """Holds simpler systems on `cost`; each is made when it is first asked, as some count what every group costs.
 
     settled: whether batches are pipelines, USUAL or NEVER; None: USUAL on a network of these (`narrow`), else NEVER.
+    routed: experts on several GPUs, with which plans are compared; None: as if all of a layer were at home.
     """
 
     cost: Cost
     settled: str | None = None
+    routed: ExpertLayer | None = None
     made: dict[str, System] = field(default_factory=dict, repr=False)
     made_pipelines: Hydraulis | None = field(default=None, repr=False)
 
@@ -70,7 +74,9 @@ class Rivals:
     def _even(self, own: Plans, batch: Batch, predicted: float | None) -> Plans:
         """Returns `own`, or what a system without pipelines plans where a step of that takes less."""
         step = self._step_seconds(own, predicted)
-        asked = (_plan_below(rival, batch, predicted) for rival in self.asked(nearness(batch, step, self.cost)))
+        below = predicted if self.routed is None else None  # zeppelin's estimate has all of a layer at home
+        near = nearness(batch, step, self.cost, self.routed)
+        asked = (_plan_below(rival, batch, below) for rival in self.asked(near))
         found = [plans for plans in asked if plans is not None]
         return min((own, *found), key=self._judged) if found else own
 
@@ -90,7 +96,7 @@ class Rivals:
         lacks = max(need_bytes(plan, self.cost) for plan in plans) > self.cost.cluster.device.memory_bytes
         if self.cost.pp > 1:
             return lacks, StepEstimate(self.cost).seconds(plans)
-        return lacks, predicted_seconds(plans, seconds_of_all(plans, self.cost), self.cost)
+        return lacks, predicted_seconds(plans, seconds_of_all(plans, self.cost, self.routed), self.cost)
 
     def _step_seconds(self, own: Plans, predicted: float | None) -> float:
         """The seconds of a step of `own`: played where no prediction of them is at hand. With stages, which wait for
@@ -136,9 +142,13 @@ def predicted_seconds(plans: Plans, layer: float, cost: Cost) -> float:
     return cost.layers * layer + head + cost.optimizer_seconds()
 
 
-def nearness(batch: Batch, step: float, cost: Cost) -> float:
-    """Returns the ceiling over a step of `step` seconds."""
-    return ceiling_seconds(batch, cost, Collectives.of(cost)) / step
+def nearness(batch: Batch, step: float, cost: Cost, routed: ExpertLayer | None = None) -> float:
+    """Returns the ceiling over a step of `step` seconds; with experts on several GPUs (routed), what tokens are on
+    their way there at least is added to it."""
+    if routed is None:
+        return ceiling_seconds(batch, cost, Collectives.of(cost)) / step
+    sent = cost.layers * routed.least_exchange(batch.num_tokens / cost.cluster.num_ranks)
+    return (ceiling_seconds(batch, cost, expert_collectives(cost)) + sent) / step
 
 
 def narrow(tokens: int, cost: Cost, below: float = COVERED) -> bool:

@@ -10,6 +10,7 @@ from zbench.describe.arrays import Floats
 from zbench.plans.plan import Ints, Plan
 from zbench.simulator.attention import Programs, programs
 from zbench.simulator.estimate.beside import seconds_beside
+from zbench.simulator.estimate.expert_layer import ExpertLayer
 from zbench.systems.nodewise.layout import Layout, make_layout, make_plan
 from zbench.systems.nodewise.placements import Placement
 from zbench.systems.nodewise.rates import Rates
@@ -18,17 +19,20 @@ from zbench.systems.nodewise.records import Nodes, NodeSettings, Sequences
 LAYERS = 2  # that are played: with more, what is chosen is hardly better, and playing is most of planning
 
 
-def seconds_of(plan: Plan, parts: Programs, cost: Cost) -> float:
-    """Plays two layers beside their gathers and reductions and returns the seconds of one, as the mean over all."""
-    return seconds_beside(plan, parts, cost, LAYERS)
+def seconds_of(plan: Plan, parts: Programs, cost: Cost, routed: ExpertLayer | None = None) -> float:
+    """Plays two layers beside their gathers and reductions and returns the seconds of one, as the mean over all.
+
+    routed: experts on several GPUs, on the way to which ranks meet; None: feed-forwards are at a token's home.
+    """
+    return seconds_beside(plan, parts, cost, LAYERS, routed)
 
 
-def seconds_of_all(plans: tuple[Plan, ...], cost: Cost) -> float:
+def seconds_of_all(plans: tuple[Plan, ...], cost: Cost, routed: ExpertLayer | None = None) -> float:
     """Returns the seconds of a layer in all micro-batches together, each beside what a step gathers and reduces in
-    it."""
+    it. routed: as of `seconds_of`."""
     last = len(plans) - 1
     parts = [cost.of_part(number == 0, number == last) for number in range(len(plans))]
-    return sum(seconds_of(plan, programs(plan, cost), part) for plan, part in zip(plans, parts, strict=True))
+    return sum(seconds_of(plan, programs(plan, cost), part, routed) for plan, part in zip(plans, parts, strict=True))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +40,7 @@ class Task:
     """Holds the sequences of a micro-batch, which of the batch's they are (seqs), and what they are placed on.
 
     placed: the sequences as placements weigh them, with what each waits for copies to and from host memory where it is
-    whole (zbench.cost.memory.host_copies); the same where nothing is there.
+    whole (zbench.cost.memory.host_copies); the same where nothing is there. routed: as of `seconds_of`.
     """
 
     sequences: Sequences
@@ -45,6 +49,7 @@ class Task:
     rates: Rates
     nodes: Nodes
     settings: NodeSettings
+    routed: ExpertLayer | None = None
 
     @property
     def work(self) -> Floats:
@@ -63,7 +68,7 @@ class Task:
         """Makes a layout's plan and plays it on the cluster's clock."""
         plan = self.plan(layout, cost, pairs)
         parts = programs(plan, cost)
-        return Trial(layout, plan, parts, seconds_of(plan, parts, cost), pairs)
+        return Trial(layout, plan, parts, seconds_of(plan, parts, cost, self.routed), pairs, self.routed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,6 +76,7 @@ class Trial:
     """Holds a layout and its plan that was played.
 
     pairs: whether shards attend to the keys of two others in one call. seconds: of a layer, as `seconds_of` has them.
+    routed: as there.
     """
 
     layout: Layout
@@ -78,6 +84,7 @@ class Trial:
     parts: Programs
     seconds: float
     pairs: bool
+    routed: ExpertLayer | None = None
 
     @property
     def operations(self) -> int:
@@ -88,8 +95,9 @@ class Trial:
         """Returns the seconds that every rank computes in a layer as it was played, without recomputation, or waits for
         its copies to and from host memory: float64 [num_ranks].
         """
-        linear = cost.linear_seconds(self.plan.tokens_per_rank)
-        seconds, waits = 3 * linear, np.zeros(len(linear))
+        tokens = self.plan.tokens_per_rank
+        linear, waits = cost.linear_seconds(tokens), np.zeros(len(tokens))
+        seconds = 3 * linear if self.routed is None else self.routed.busy_seconds(tokens)
         for times, part, copies in zip((1, 2), self.parts, plan_copies(self.plan, cost), strict=True):
             attends = part.hops.link_a < 0
             attention = np.bincount(part.hops.rank[attends], part.busy[attends], len(seconds))

@@ -7,27 +7,26 @@ and home again: messages go in turns, in which all wait for the longest. Homes c
 directions (docs/dispatch.md). What is the same with all homes is left out or taken as it is on average.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb
 
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.describe.arrays import Floats, Ints
+from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
-from zbench.describe.expert_schedule import AUTO
 from zbench.describe.links import NIC
 from zbench.describe.strategies.step_strategy import StepStrategy
 from zbench.plans.area import work
 from zbench.plans.plan import TRANSFER, Ops, Plan
+from zbench.simulator.estimate.expert_layer import with_messages
+from zbench.simulator.estimate.expert_rows import send_seconds
 from zbench.step.passes.routing import ExpertParallel
 
 # How often the seconds of a message of attention between nodes are waited for: it meets tokens of other ranks, and
 # gathers, on its NICs, on its way there and back. 1, 1.5, 2, 2.5 and 3 were tried on steps that were played
 # (docs/dispatch.md, "A price of homes"): from 2.5 on it ranks them best.
 NIC_WAITS = 2.5
-OPEN_CHUNKS = 2  # of tokens to experts where a schedule chooses: a guess
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +54,8 @@ class HomePrices:
         of_experts = model.experts_per_token * model.ffn_params / model.layer_matmul_params
         home = times * (1 - of_experts) * cost.linear_seconds(tokens) + self._attention_seconds(plan, ops)
         experts = times * of_experts * float(cost.linear_seconds(np.array([tokens.mean()]))[0])
-        schedule = self.strategy.experts.exchanges
-        chunks = OPEN_CHUNKS if schedule.is_open and schedule.degree == AUTO else schedule.chunks.forward
-        # Chunks hide experts' matmuls behind messages or these behind matmuls, but for the first and the last one.
-        return float(home.max()) + max(exchanged + experts / chunks, exchanged / chunks + experts)
+        together = with_messages(np.array([exchanged]), np.array([experts]), self.strategy.experts.exchanges)
+        return float(home.max()) + float(together[0])
 
     def _attention_seconds(self, plan: Plan, ops: Ops) -> Floats:
         """Returns the seconds of each rank's attention in one list, and of its messages: those inside nodes are beside
@@ -86,54 +83,7 @@ class HomePrices:
     def rows_sent(self, batch: Batch, plan: Plan) -> Floats:
         """Returns the seconds for which each rank's busiest port sends its tokens to experts once, float64 [ranks]: as
         many as are expected of the law by which experts are drawn."""
-        cost, cluster, model = self.cost, self.cost.cluster, self.cost.model
         strategy, gpus = self.strategy, self.cost.gpus.cluster
         degrees = strategy.expert_parallel, strategy.expert_tensor_parallel
         how = ExpertParallel.chosen(*degrees, strategy.experts, gpus.gpus_per_node).of(batch)
-        size = model.hidden * model.element_bytes
-        number, sent = np.arange(plan.num_ranks), np.zeros((len(cluster.links), plan.num_ranks))
-        for there, rows in self._hops(how, plan):
-            link, away = cluster.link_of(number, there), number != there
-            np.add.at(sent, (link[away], number[away]), cost.transfer_seconds(rows * size, link)[away])
-        shared = np.bincount(cluster.nic_of, weights=sent[NIC], minlength=cluster.num_nics)
-        sent[NIC] = shared[cluster.nic_of]
-        return np.asarray(sent.max(axis=0), np.float64)
-
-    def _hops(self, how: ExpertParallel, plan: Plan) -> Iterator[tuple[Ints, Floats]]:
-        """Yields a rank that each rank sends rows to, itself where it keeps them, int64 [ranks], and how many, float64
-        [ranks]."""
-        ranks, number = max(how.degree // self.cost.tp, 1), np.arange(plan.num_ranks)  # that hold all experts together
-        tokens, first = plan.tokens_per_rank.astype(np.float64), number // ranks * ranks
-        if how.inside_first:
-            node = max(how.node // self.cost.tp, 1)
-            each = self._rows_to(how, 1).reshape(ranks, -1).sum(axis=1).reshape(-1, node)  # [nodes of a group, ranks]
-            inside = number // node * node
-            of_node = np.repeat(tokens.reshape(-1, node).sum(axis=1), node)
-            for at, rows in enumerate(each.sum(axis=0).tolist()):
-                yield inside + at, rows * tokens
-            for at in range(len(each)):
-                yield first + at * node + number % node, each[at, number % node] * of_node
-            return
-        unit = max(how.node, 1)  # GPUs that a row goes to once
-        each, unit = self._rows_to(how, unit), max(unit // self.cost.tp, 1)
-        for at, rows in enumerate(each.reshape(ranks // unit, -1).sum(axis=1).tolist()):
-            # The rank of a unit that has the sender's number in its own.
-            yield first + at * unit + number % unit, rows * tokens
-
-    def _rows_to(self, how: ExpertParallel, unit: int) -> Floats:
-        """Returns the rows that a token has, as expected, on each unit of GPUs of those that hold all experts."""
-        model, experts = self.cost.model, self.strategy.experts
-        count, chosen, units = model.num_experts, model.experts_per_token, how.degree // unit
-        groups = max(how.degree // how.tensor_parallel, 1)
-        odds = np.exp(how.odds(count))
-        shares = (odds / odds.sum()).reshape(min(units, groups), -1).sum(axis=1)
-        inside = count // len(shares)
-        if how.padded or how.counted:  # a row for each expert that was chosen there, and rows of padding
-            rows = chosen * shares * (float(experts.capacity) if how.padded else 1.0)
-        elif how.skew:  # choices one by one, of which none is left out because it was made before
-            rows = 1 - (1 - shares) ** chosen
-        else:
-            rows = np.full(len(shares), 1 - comb(count - inside, chosen) / comb(count, chosen))
-        return np.repeat(
-            rows, max(units // len(rows), 1)
-        )  # to every GPU of a single group that all experts are cut over
+        return send_seconds(self.cost, how, plan.tokens_per_rank)

@@ -14,6 +14,7 @@ import numpy as np
 
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
+from zbench.cost.expert_gathers import expert_collectives
 from zbench.cost.gathers import hop_seconds
 from zbench.cost.memory.host_copies import LayerCopies, plan_copies
 from zbench.describe.arrays import Floats
@@ -21,21 +22,26 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
 from zbench.plans.plan import Ints, Plan
 from zbench.simulator.clock import Free, Timeline, run_table
+from zbench.simulator.estimate.expert_layer import ExpertLayer
 from zbench.simulator.estimate.layers import finished
 from zbench.simulator.hop_graph import Followers, HopGraph, HopRows, HopTable
 from zbench.simulator.hops import num_queues, ports
 
 
-def seconds_beside(plan: Plan, parts: tuple[HopGraph, HopGraph], cost: Cost, layers: int) -> float:
+def seconds_beside(
+    plan: Plan, parts: tuple[HopGraph, HopGraph], cost: Cost, layers: int, routed: ExpertLayer | None = None
+) -> float:
     """Returns the seconds of a layer, forward and backward, as the mean over all, with its share of what gathers and
     reductions add to a step of one micro-batch.
 
     parts: the plan's programs, as zbench.simulator.estimate.step has them. layers: that are played, at least two; the
-    others take as long as these do after the first.
+    others take as long as these do after the first. routed: experts on several GPUs, where ranks meet on the way to
+    them; None: all of a layer is computed at home.
     """
-    of, total = Collectives.of(cost), 0.0
+    of, total = Collectives.of(cost) if routed is None else expert_collectives(cost), 0.0
     ahead, back = plan_copies(plan, cost)
-    for number, (turns, share) in enumerate(_passes(plan, parts, cost, of)):
+    passes = _passes(plan, parts, cost, of) if routed is None else _routed_passes(plan, parts, routed, of)
+    for number, (turns, share) in enumerate(passes):
         ends = _ends(turns, cost, layers, back if number else ahead)
         total += share * (ends[0] + (cost.layers - 1) * (ends[-1] - ends[0]) / (layers - 1))
     return (total + of.uncovered) / cost.layers
@@ -46,13 +52,28 @@ class LayerTurn(NamedTuple):
 
     linear: float64 [num_ranks], seconds. begins: float64 [num_ranks], seconds after which a rank begins the layer
     itself, as what is before that is of the last one. kept: float64 [classes], seconds for which the layer's
-    collectives keep a rank's port to each class of links.
+    collectives keep a rank's port to each class of links. meets: where ranks wait for others on the way; None: nowhere.
     """
 
     attention: HopGraph
     linear: Floats
     begins: Floats
     kept: Floats
+    meets: "Meeting | None" = None
+
+    def attends(self, ready: Floats) -> Floats:
+        """Returns when every rank begins to attend. ready: when each begins the turn."""
+        if self.meets is None:
+            return ready + self.linear
+        return self.meets.layer.most(ready + self.meets.after) + (self.linear - self.meets.after)
+
+
+class Meeting(NamedTuple):
+    """A place in linear modules where ranks that hold experts together wait for the last of them. after: float64
+    [num_ranks], seconds of each before it."""
+
+    layer: ExpertLayer
+    after: Floats
 
 
 def _passes(
@@ -73,6 +94,32 @@ def _passes(
         again = LayerTurn(ahead, projections + share * linear, projections, kept)
         left = linear_back - projections + (1 - share) * linear
         found.append(([again, LayerTurn(back, left, np.zeros_like(left), np.zeros_like(kept))], some))
+    return found
+
+
+def _routed_passes(
+    plan: Plan, parts: tuple[HopGraph, HopGraph], routed: ExpertLayer, of: Collectives
+) -> list[tuple[list[LayerTurn], float]]:
+    """Returns what `_passes` does where experts are on several GPUs, to and from which ranks meet in every pass."""
+    (ahead, back), model = parts, routed.cost.model
+    one, some = routed.seconds(plan.tokens_per_rank, projected(model)), model.forwards_again
+    gather, reduce = (seconds / of.num_layers for seconds in (of.gather_ports, of.reduce_ports))
+    kept, none = gather * of.every_micro_batch + reduce, np.zeros_like(one.out)
+    forth, home = (routed.exchange(one.out, each) for each in (one.experts, 2 * one.experts + one.again))
+
+    def turn(graph: HopGraph, before: Floats, between: Floats, behind: Floats, begins: Floats) -> LayerTurn:
+        """Attention behind modules of a rank's own tokens, experts, and other modules of its own tokens."""
+        return LayerTurn(graph, before + between + behind, begins, kept, Meeting(routed, before))
+
+    ahead_of = turn(ahead, one.after, forth, one.before, one.after + forth)._replace(kept=gather * of.every_step)
+    projections = 2 * one.before  # of the layer that was done before, in the backward
+    found = [([ahead_of], 1.0)]
+    if some < 1:
+        found.append(([turn(back, projections, home, 2 * one.after, projections)], 1 - some))
+    if some:
+        again = turn(ahead, projections, none, one.before, projections)._replace(meets=None)
+        rest = turn(back, one.after, forth + home, 2 * one.after, none)._replace(kept=np.zeros_like(kept))
+        found.append(([again, rest], some))
     return found
 
 
@@ -139,7 +186,7 @@ class BesideCollectives:
 
     def run(self, ready: Floats, free: Free) -> tuple[Floats, float]:
         """Returns when every rank has ended the turn, and when its collectives have. ready: when every rank begins."""
-        turn, begin = self.turn, ready + self.turn.linear
+        turn, begin = self.turn, self.turn.attends(ready)
         played = run_table(self.table, np.append(begin, (ready + turn.begins).max()), free)
         own = Timeline(*(one[self.legs :] for one in (played.start, played.release, played.done)))
         return finished(turn.attention, own, begin), float(played.done[: self.legs].max(initial=0.0))
