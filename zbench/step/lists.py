@@ -118,6 +118,8 @@ def span_text(parts: Ints, whole: int) -> str:
         return "*"
     if not len(parts):
         return "none"
+    if parts[-1] - parts[0] == len(parts) - 1:  # most are one range
+        return str(parts[0]) if len(parts) == 1 else f"{parts[0]}-{parts[-1]}"
     ends = np.flatnonzero(np.diff(parts) != 1)
     first, last = parts[np.concatenate([[0], ends + 1])], parts[np.concatenate([ends, [len(parts) - 1]])]
     return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(first.tolist(), last.tolist(), strict=True))
@@ -140,4 +142,4 @@ def read_spans(words: str, whole: int) -> Ints:
         if not all(is_whole(end) and 0 <= end < whole for end in ends) or ends[0] > ends[1]:
             raise ValueError(f"has parts {word!r}; it takes numbers and ranges such as 0-3 below {whole}, * or none")
         rows.append(np.arange(ends[0], ends[1] + 1, dtype=np.int64))
-    return np.concatenate([*rows, np.zeros(0, np.int64)])
+    return rows[0] if len(rows) == 1 else np.concatenate([*rows, np.zeros(0, np.int64)])

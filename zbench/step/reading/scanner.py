@@ -1,6 +1,7 @@
 """A scanner of one line, which knows the column that it is at."""
 
 import re
+from functools import cache
 
 from zbench.describe.arrays import Ints
 from zbench.step.lists import read_spans
@@ -8,6 +9,9 @@ from zbench.step.lists import read_spans
 
 class TextFault(ValueError):
     """A text cannot be read; the message names line and column, from 1, and what would be right."""
+
+
+_compiled = cache(re.compile)  # a step's text has few patterns, and each many times
 
 
 class Scanner:
@@ -35,7 +39,7 @@ class Scanner:
     def next(self, pattern: str) -> str | None:
         """Takes what a pattern matches, and returns it, or None if it does not match."""
         self._blanks()
-        found = re.compile(pattern).match(self.line, self.at)
+        found = _compiled(pattern).match(self.line, self.at)
         if found is None:
             return None
         self.at = found.end()
@@ -43,7 +47,14 @@ class Scanner:
 
     def has(self, literal: str) -> bool:
         """Takes a literal if it comes next."""
-        return self.next(re.escape(literal) + (r"(?!\w)" if literal[-1].isalnum() else "")) is not None
+        self._blanks()
+        line, end = self.line, self.at + len(literal)
+        if not line.startswith(literal, self.at):
+            return False
+        if literal[-1].isalnum() and (line[end : end + 1].isalnum() or line[end : end + 1] == "_"):  # a longer word
+            return False
+        self.at = end
+        return True
 
     def take(self, *literals: str) -> str:
         """Takes one of some literals."""
