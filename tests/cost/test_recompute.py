@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.helpers.oracles import small
-from zbench.cost.cost import LAYER_KERNELS, Cost
+from zbench.cost.cost import Cost
+from zbench.cost.linear import LAYER_KERNELS
 from zbench.cost.recompute import (
     AGAIN_KERNELS,
     again_activation_bytes,

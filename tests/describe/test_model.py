@@ -39,6 +39,8 @@ def test_first_layers_may_be_dense() -> None:
     dense = Model("m", 5, 64, 4, 2, 16, 400, 256)
     model = replace(experts, dense_layers=2, dense_ffn_hidden=400)
     assert model.dense_layer == dense
+    assert model.dense_layer_params == dense.layer_params
+    assert model.dense_matmul_params == dense.layer_matmul_params
     for name in ("total_params", "active_matmul_params"):
         assert 5 * getattr(model, name) == 2 * getattr(dense, name) + 3 * getattr(experts, name)
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zbench.cost import gathers
-from zbench.cost.cost import HIDDEN, SHOWN, Cost
+from zbench.cost.cost import Cost
+from zbench.cost.linear import HIDDEN, SHOWN
 from zbench.cost.recompute import is_selective
 from zbench.describe.arrays import Floats
 from zbench.describe.degrees import ShardDegrees

@@ -3,7 +3,6 @@
 Not the network that trains (that is the torch executor's); this is its arithmetic.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -25,8 +24,8 @@ from zbench.describe.checks import (
 )
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.layers.expert_layers import ExpertLayers
-from zbench.describe.layers.layer_parameters import LayerParameters
-from zbench.describe.layers.on_hosts import AS_GRADIENTS_COME, NOWHERE, LayersOnHosts
+from zbench.describe.layers.model_parameters import HEADS, VALUE, ModelParameters
+from zbench.describe.layers.on_hosts import AS_GRADIENTS_COME, NOWHERE
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN, StagedLayers, bracketed
 
@@ -43,16 +42,13 @@ WITH_INPUTS, WITH_ACTIVATIONS, WITH_OPTIMIZER = (
 )
 SOFTMAX, SOFTMAX_ALL, SIGMOID = GATES = ("softmax", "softmax_all", "sigmoid")
 LINEAR, COSINE = ROUTERS = ("linear", "cosine")
-WORDS, VALUE = HEADS = ("words", "value")
-TIED = "tied"  # a head of words that is the embedding table
-TWO_TABLES = "two_tables"  # one on another stage than that, which has a table of its own with the same numbers
 WHOLE, AUTO = "whole", "auto"  # in place of a number of tokens: all at once; as zbench.cost.loss has them
 SHARDING = ("none", "zero1", "zero2", "zero3")
 CUT_BY_SLICES = ("num_heads", "num_kv_heads", "ffn_hidden", "vocab")  # what tensor parallelism divides
 
 
 @dataclass(frozen=True, slots=True)
-class Model(StagedLayers, LayersOnHosts, LayerParameters, ExpertLayers):
+class Model(StagedLayers, ModelParameters, ExpertLayers):
     """A Llama-like decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU, optionally mixture of experts.
 
     shared_experts: experts that every token passes beside those that it chooses (DeepSeekMoE, arXiv 2401.06066), each
@@ -247,77 +243,6 @@ class Model(StagedLayers, LayersOnHosts, LayerParameters, ExpertLayers):
             router_dim=0,
             router_temperature=0.0,
         )
-
-    def of_all_layers(self, sizes: "Callable[[Model], int]") -> int:
-        """Returns the sum over all layers of what `sizes` says of one. It is told of a model of that kind of layers."""
-        if not self.dense_layers:
-            return self.num_layers * sizes(self)
-        return self.dense_layers * sizes(self.dense_layer) + (self.num_layers - self.dense_layers) * sizes(self)
-
-    @property
-    def has_two_tables(self) -> bool:
-        """Whether the first and the last of several stages have a table each, which tied embeddings keep equal."""
-        return self.tied_embeddings and self.pipeline_parallel > 1
-
-    @property
-    def kind_of_head(self) -> str:
-        """The head: "words", "value", or "tied" where scores of words are by the embedding table; "two_tables" where
-        that is on another stage."""
-        return TWO_TABLES if self.has_two_tables else TIED if self.tied_embeddings else self.head
-
-    @property
-    def head_outputs(self) -> int:
-        """Numbers that the head makes of a token: a word's each, or one."""
-        return self.vocab if self.head == WORDS else 1
-
-    @property
-    def head_params(self) -> int:
-        """Parameters of the output projection, onto the vocabulary or one number."""
-        return self.head_outputs * self.hidden
-
-    @property
-    def table_params(self) -> int:
-        """Parameters of the embedding table."""
-        return self.vocab * self.hidden
-
-    @property
-    def active_matmul_params(self) -> int:
-        """Parameters a token is multiplied with: all layers and the head; the embedding look-up multiplies nothing."""
-        return self.of_all_layers(lambda model: model.layer_matmul_params) + self.head_params
-
-    @property
-    def total_params(self) -> int:
-        """Parameters of the whole model, embeddings among them."""
-        head = 0 if self.tied_embeddings else self.head_params
-        return self.of_all_layers(lambda model: model.layer_params) + self.table_params + head + self.hidden
-
-    @property
-    def placed_params(self) -> int:
-        """Parameters of all stages together, on which a table may be there twice."""
-        return self.total_params + (self.table_params if self.has_two_tables else 0)
-
-    @property
-    def params_updated_on_hosts(self) -> int:
-        """The parameters whose optimizer state is in host memory: those of so many layers; of the head, where it has
-        its own and some layers' are; of the tables where all layers' are."""
-        layers = self.layers_updated_on_hosts
-        of_head = self.hidden + (0 if self.tied_embeddings else self.head_params)
-        of_layers = self._params_of_last(layers)
-        if layers == self.num_layers:
-            return of_layers + of_head + self.table_params * (2 if self.has_two_tables else 1)
-        return of_layers + of_head if layers and not self.tied_embeddings else of_layers
-
-    @property
-    def params_held_by_hosts(self) -> int:
-        """The parameters that are in host memory themselves: where their state is, and where they rest."""
-        resting = min(self.parameters_on_hosts, self.num_layers - self.layers_updated_on_hosts)
-        return self.params_updated_on_hosts + resting * self.layer_params
-
-    def _params_of_last(self, layers: int) -> int:
-        """Returns the parameters of so many layers, the last ones, of which the first may be dense."""
-        others = min(layers, self.num_layers - self.dense_layers)
-        dense = (layers - others) * self.dense_layer.layer_params if layers > others else 0
-        return others * self.layer_params + dense
 
     @property
     def elementwise_bytes(self) -> int:

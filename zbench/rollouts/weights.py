@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from zbench.describe.model import VALUE, WORDS, Model
+from zbench.describe.layers.model_parameters import VALUE, WORDS
+from zbench.describe.model import Model
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from zbench.describe.expert_schedule import DRAWN, EXPERT_CHOICE, TOKEN_CHOICE
-from zbench.describe.model import COSINE, LINEAR, SIGMOID, SOFTMAX, SOFTMAX_ALL, TIED, TWO_TABLES, VALUE, WORDS
+from zbench.describe.layers.model_parameters import TIED, TWO_TABLES, VALUE, WORDS
+from zbench.describe.model import COSINE, LINEAR, SIGMOID, SOFTMAX, SOFTMAX_ALL
 from zbench.step.formula import Formula, parse_formulas
 from zbench.step.router_formulas import router_formulas
 from zbench.step.transpose import Derivative, transpose

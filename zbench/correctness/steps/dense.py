@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from zbench.describe.arrays import Ints
-from zbench.describe.model import COSINE, VALUE, WORDS, Model
+from zbench.describe.layers.model_parameters import VALUE, WORDS
+from zbench.describe.model import COSINE, Model
 from zbench.runtime.job.job import AdamW
 from zbench.runtime.stepping.dense import DenseGradients, dense_gradients
 from zbench.runtime.stepping.weights import OF_NO_LAYER

@@ -17,8 +17,9 @@ from zbench.cost.by_layer.decision_tree import DATA, SHARDED, TENSOR, LayerStrat
 from zbench.cost.by_layer.packs import SequencePacks
 from zbench.cost.by_layer.programme import LayerTable
 from zbench.cost.collective import GRADIENT_BYTES
-from zbench.cost.cost import HIDDEN, OPTIMIZER_BYTES, SHOWN, Cost
+from zbench.cost.cost import OPTIMIZER_BYTES, Cost
 from zbench.cost.gathers import run_seconds
+from zbench.cost.linear import HIDDEN, SHOWN
 from zbench.cost.memory.moments import loss_lines
 from zbench.cost.memory.state import ADAM_BYTES
 from zbench.cost.recompute import (

@@ -51,7 +51,7 @@ def _of_stage(cost: Cost, stage: int, layers: int, recomputed: int) -> StageMome
     """Returns the moments of a stage with so many layers, of which so many are recomputed."""
     model = cost.model.with_stages(cost.pp)
     dense = min(max(model.dense_layers - sum(model.layers_of_stages[:stage]), 0), layers)
-    params = (layers - dense) * model.layer_params + (dense * model.dense_layer.layer_params if dense else 0)
+    params = (layers - dense) * model.layer_params + dense * model.dense_layer_params
     state = bytes_of_stage(cost, params, layers - dense, stage == 0, stage == cost.pp - 1)
     return _moments(cost, (1, cost.pp), StageLayers(layers, dense, recomputed), state)
 

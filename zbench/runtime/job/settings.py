@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from zbench.describe.checks import check_boolean
-from zbench.describe.model import VALUE, WORDS, Model
+from zbench.describe.layers.model_parameters import VALUE, WORDS
+from zbench.describe.model import Model
 from zbench.plans.plan import ATTENTIONS
 from zbench.runtime.job.job import CUDA_KERNELS, KERNELS
 

@@ -11,7 +11,7 @@ Micro-batches that are alike have the same layout, and operations and columns of
 that a clock looks at them once. Contracts of gradients count contributions, so each of them is proven.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,15 +24,13 @@ from zbench.step.alike_templates import with_columns_of
 from zbench.step.layers import RouterFormulas
 from zbench.step.lists import PLACE
 from zbench.step.passes.buckets import Buckets, gathers_first, order_of_gathers, reductions
-from zbench.step.passes.contributions import Rows
 from zbench.step.passes.micro_batch import BatchTemplates
 from zbench.step.passes.overlap.expert_chunks import with_expert_chunks
 from zbench.step.passes.overlap.gradients_between import with_gradients_between
 from zbench.step.passes.overlap.overlapped import with_exchanges
-from zbench.step.passes.parameters.gradients import GradientRows
 from zbench.step.passes.parameters.lossy import encodings_of, with_lossy_hops
 from zbench.step.passes.parameters.optimizer import optimizer_template
-from zbench.step.passes.parameters.parameter_rows import moved_entries
+from zbench.step.passes.parameters.resting import entries_of_stages, resting_entries
 from zbench.step.passes.parameters.tied_tables import with_two_tables
 from zbench.step.passes.parameters.zero import ShardedParameters, ZeroCut
 from zbench.step.passes.parts import PlanParts, check_plans
@@ -153,7 +151,7 @@ def whole_step(
     if others is not None:
         cuts = {start.layer + count for start, count in zip(starts, others.firsts, strict=True)}
         order = [part for one in order for part in one.parts(sorted(cuts))]
-    begins, ends = (_resting(built.batches[0].parameters, version, starts[-1].place) for version in (0, 1))
+    begins, ends = (resting_entries(built.batches[0].parameters, version, starts[-1].place) for version in (0, 1))
     lists, layout = built.batches[0].lists, built.batches[0].layout
     ends.append([layout.number["loss"], 0, lists.number(PLACE, [starts[-1].place]), -1, -1, loss, 0, 0])
     own = {
@@ -225,8 +223,8 @@ def forward_step(
     order = forward_order(starts, model.num_layers, firsts, [one for one, _ in _fetches(built, stages, False)])
     batches, last = built.batches, starts[-1].place
     rows = batches[0].parameters
-    begins = _entries(rows, last, rows.resting)
-    ends = _entries(rows, last, lambda weight: rows.held(weight, weight, parameters.degrees.weights))
+    begins = entries_of_stages(rows, last, rows.resting)
+    ends = entries_of_stages(rows, last, lambda weight: rows.held(weight, weight, parameters.degrees.weights))
     lists, layout = batches[0].lists, batches[0].layout
     ends.append([layout.number["loss"], 0, lists.number(PLACE, [last]), -1, -1, loss, 0, 0])
     own = {same: replace(batches[same].layout, lists=batches[same].lists.lists()) for same in alike}
@@ -298,23 +296,3 @@ def _updates(built: _Built, num_layers: int, places: list[int], layers: list[int
         built.templates.append(optimizer_template(name, weights, built.gradients, rows, (0, layout)))
     first += len(of_layers)
     return order + [Instance(first + at, 0, place=place) for at, (_, _, place) in enumerate(ends)]
-
-
-def _resting(rows: GradientRows, version: int, last: int) -> Rows:
-    """Returns the entries of all parameters and their optimizer state before or after a step. last: the first place of
-    the last stage, which has what is after the layers."""
-
-    def of(weight: str) -> Rows:
-        state = rows.held(f"s{weight}", weight, rows.of.degrees.optimizer, version=version)
-        return rows.resting(weight, version) + state
-
-    return _entries(rows, last, of)
-
-
-def _entries(rows: GradientRows, last: int, of: Callable[[str], Rows]) -> Rows:
-    """Returns the entries that `of` has of all parameters. last: as of _resting."""
-    found: Rows = []
-    for weight in (*rows.of.of_layers, *rows.of.outside):
-        after = last and weight in rows.of.of_head
-        found += moved_entries(of(weight), rows.layout, rows.lists, last) if after else of(weight)
-    return found

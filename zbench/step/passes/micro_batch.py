@@ -7,7 +7,6 @@ from functools import cached_property
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.degrees import WORLD
 from zbench.step.layers import MERGE, of_experts, of_relay
 from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
@@ -16,6 +15,7 @@ from zbench.step.passes.attention import attention_rows, dropped_rows, kept_copy
 from zbench.step.passes.contributions import TABLE, Contributions, Rows
 from zbench.step.passes.experts import ExpertModules
 from zbench.step.passes.memory.chunks import TokenChunks, by_chunks
+from zbench.step.passes.parameters.gathered import GatheredParameters
 from zbench.step.passes.parameters.gradients import GradientRows
 from zbench.step.passes.parameters.held import HeldParameters
 from zbench.step.passes.parameters.zero import ShardedParameters
@@ -99,7 +99,7 @@ class BatchTemplates:
     def forward_templates(self, loss: int) -> tuple[list[Template], int]:
         """Returns the templates of a micro-batch of forwards alone, and the contributions to the loss, as
         `templates`."""
-        gathers, had, has = self._around_layers(self.parameters.of.of_head, self._head_there)
+        gathers, had, has = self._gathered.outside_layers(self.parameters.of.of_head, self._head_there)
         ops: Tables = [gathers, *self._computed("head"), self._loss_summed]
         before, after = self._losses(loss)
         head = self.template("head", ops, had + self.tokens("x") + before, has + after, "head")
@@ -180,108 +180,37 @@ class BatchTemplates:
         return Contributions(self.number + 1 == self.count, self.parameters, self.formulas, modules)
 
     @property
-    def _gathers(self) -> bool:
-        """Whether the forward gathers parameters."""
-        return self.parameters.of.gathered or (self.parameters.of.gathered_once and self.number == 0)
-
-    @property
-    def _gathers_layers(self) -> bool:
-        """Whether the forward gathers parameters of layers and of the head, which may be there already."""
-        return self._gathers and not self.parameters.of.gathered_first
-
-    @property
-    def _held(self) -> HeldParameters:
-        """How the micro-batch finds parameters, and leaves them."""
-        return HeldParameters(self.parameters.of.degrees, self.number, self.count, self.staged)
-
-    def _gathered_layer(self, layer: int) -> Rows:
-        """Returns what brings the parameters of a layer to every GPU in a forward. layer: its offset."""
-        if self._held.finds_copies:
-            return self._gathered_again(layer)
-        return self._gathered(self.parameters.of.of_layers, layer)
-
-    def _gathered_again(self, layer: int) -> Rows:
-        """Returns what brings the parameters of a layer to every GPU from what stays for backwards."""
-        of = self.parameters.of
-        return self.parameters.gathers(of.of_layers, of.degrees.secondary, layer, True)
-
-    def _gathered(self, weights: tuple[str, ...], layer: int = 0) -> Rows:
-        """Returns what brings parameters to every GPU in a forward: in the first one those that were updated come to
-        where they are held meanwhile before."""
-        rows, of = self.parameters, self.parameters.of
-        if not of.gathered or self._held.before == of.degrees.weights:
-            return rows.gathers(weights, self._held.before, layer)
-        return rows.refreshes(weights, layer) + rows.gathers(weights, of.degrees.weights, layer)
-
-    def _around_layers(self, weights: Sequence[str], again: Sequence[str] = ()) -> tuple[Rows, Rows, Rows]:
-        """Returns the gathers of parameters that are of no layer, and their entries before and after them. again: of
-        those the ones that the micro-batch has used before; gathered once, they are still there."""
-        rows, held = self.parameters, self.parameters.of.degrees.weights
-        stays = again if rows.of.gathered_once else ()
-        there = [weight for weight in weights if not self._gathers or weight in stays]
-        come = tuple(weight for weight in weights if weight not in there)
-        gathers = self._gathered(tuple(one for one in come if one not in again))
-        gathers += rows.gathers(tuple(one for one in come if one in again), held)
-        before = [line for one in there for line in rows.everywhere(one, one)]
-        after = before + [line for one in come for line in rows.held(one, one, held)]
-        for one in come:
-            before += rows.held(one, one, held if one in again else self._held.before)
-        return gathers, before, after
+    def _gathered(self) -> GatheredParameters:
+        """How the micro-batch's templates find parameters, gather them and leave them."""
+        held = HeldParameters(self.parameters.of.degrees, self.number, self.count, self.staged)
+        return GatheredParameters(self.parameters, held)
 
     def _embedding(self) -> Template:
         rows = self.parameters
-        ahead = self._ahead(range(rows.of.forward_window), True)
-        gathers, before, after = self._around_layers(TABLE)
-        ops: Tables = [gathers, *(self._gathered_layer(layer) for layer in ahead)]
-        needs = before + self._weights((), ahead, self._held.of_layers_before)
-        leaves = after + self._weights(ahead, (), back=self._held.finds_copies) + self.tokens("x")
+        ahead = self._gathered.ahead(range(rows.of.forward_window), True)
+        gathers, before, after = self._gathered.outside_layers(TABLE)
+        ops: Tables = [gathers, *(self._gathered.layer_gathers(layer) for layer in ahead)]
+        needs = before + self._gathered.entries((), ahead, self._gathered.held.of_layers_before)
+        leaves = after + self._gathered.entries(ahead, (), back=self._gathered.held.finds_copies) + self.tokens("x")
         return self.template("embedding", [*ops, *self._computed("embedding")], needs, leaves, "embedding")
 
     def fetch(self, name: str, forward: bool) -> Template:
         """Returns the template in which a stage gathers the parameters of its first layers ahead, of those that a
         forward or a backward begins with."""
         of = self.parameters.of
-        ahead = self._ahead(range(of.forward_window) if forward else range(1 - of.window, 1), forward)
-        degree = self._held.of_layers_before if forward else of.degrees.secondary
-        ops: Tables = [self._gathered_layer(layer) if forward else self._gathered_again(layer) for layer in ahead]
-        found = self._weights(ahead, (), back=not forward or self._held.finds_copies)
-        return self.template(name, ops, self._weights((), ahead, degree), found)
-
-    def _ahead(self, layers: range, forward: bool) -> tuple[int, ...]:
-        """Returns the offsets of layers that are gathered ahead; a backward gathers them with stage 3 alone."""
-        return tuple(layers) if (self._gathers_layers if forward else self.parameters.of.gathered) else ()
-
-    def _weights(self, gathered: Sequence[int], held: Sequence[int], degree: int = WORLD, back: bool = False) -> Rows:
-        """Returns the entries of a layer's parameters, by the offsets of layers that are gathered, or held by a degree
-        alone. back: gathered for a backward."""
-        found = []
-        for weight in self.parameters.of.of_layers:
-            for layer in gathered:
-                found += self.parameters.everywhere(weight, weight, layer, backward=back)
-            for layer in held:
-                found += self.parameters.held(weight, weight, degree, layer)
-        return found
-
-    def _around(self, forward: bool) -> tuple[Rows, Rows]:
-        """Returns what a layer's template needs and leaves of parameters."""
-        of = self.parameters.of
-        back = not forward or self._held.finds_copies
-        if not (of.gathered or (self._gathers_layers and forward)):
-            return self._weights((0,), (), back=back), self._weights((0,), (), back=back)
-        offsets = [*range(of.forward_window + 1)] if forward else [-layer for layer in range(of.window + 1)]
-        before, after = self._held.of_layers_before, of.degrees.secondary
-        if not forward:
-            before, after = after, self._held.of_layers_after
-        needs = self._weights(offsets[:-1], offsets[-1:], before, back)
-        if not of.gathered:
-            return needs, self._weights(offsets, (), back=back)
-        return needs, self._weights(offsets[1:], offsets[:1], after, back)
+        ahead = self._gathered.ahead(range(of.forward_window) if forward else range(1 - of.window, 1), forward)
+        degree = self._gathered.held.of_layers_before if forward else of.degrees.secondary
+        ops: Tables = [
+            self._gathered.layer_gathers(layer) if forward else self._gathered.gathers_again(layer) for layer in ahead
+        ]
+        found = self._gathered.entries(ahead, (), back=not forward or self._gathered.held.finds_copies)
+        return self.template(name, ops, self._gathered.entries((), ahead, degree), found)
 
     def _forward(self, section: str = "backward") -> Template:
         """Returns the template of a layer's forward. section: of its backward, for which it keeps something."""
         rows = self.parameters
-        gathers = self._gathered_layer(rows.of.forward_window) if self._gathers_layers else []
-        needs, leaves = self._around(True)
+        gathers = self._gathered.layer_gathers(rows.of.forward_window) if self._gathered.gathers_layers else []
+        needs, leaves = self._gathered.around_layer(True)
         leaves += self.tokens("x", 1) + self._saved(section)
         name, own = {KEPT: ("kept_forward", "forward"), DENSE_BACKWARD: (DENSE_FORWARD, DENSE_FORWARD)}.get(
             section, ("forward", "forward")
@@ -321,14 +250,14 @@ class BatchTemplates:
 
     def _head(self, gradients: dict[str, Ints], loss: int) -> Template:
         rows = self.parameters
-        ahead = self._ahead(range(-rows.of.window, 0), False)
-        gathers, had, has = self._around_layers(rows.of.of_head, self._head_there)
+        ahead = self._gathered.ahead(range(-rows.of.window, 0), False)
+        gathers, had, has = self._gathered.outside_layers(rows.of.of_head, self._head_there)
         kept = rows.of.degrees.secondary
-        ops: Tables = [gathers, *(self._gathered_again(layer) for layer in ahead)]
+        ops: Tables = [gathers, *(self._gathered.gathers_again(layer) for layer in ahead)]
         ops += [*self._computed("head"), self._loss_summed]
         before, after, reductions = self.contributions.entries("head", gradients)
-        needs = had + self._weights((), ahead, kept) + self.tokens("x") + before
-        leaves = has + self._weights(ahead, (), back=True) + self.tokens("dx") + after
+        needs = had + self._gathered.entries((), ahead, kept) + self.tokens("x") + before
+        leaves = has + self._gathered.entries(ahead, (), back=True) + self.tokens("dx") + after
         lost, losses = self._losses(loss)
         return self.template("head", [*ops, reductions], needs + lost, leaves + losses, "head")
 
@@ -348,10 +277,10 @@ class BatchTemplates:
     def _backward(self, gradients: dict[str, Ints], section: str = "backward") -> Template:
         rows = self.parameters
         again = "~" if section != KEPT and "o~" in self.layout.number else ""
-        gathers = self._gathered_again(-rows.of.window) if rows.of.gathered else []
+        gathers = self._gathered.gathers_again(-rows.of.window) if rows.of.gathered else []
         ops: Tables = [gathers, *self._computed(section, again)]
         before, after, reductions = self.contributions.entries(section, gradients)
-        needs, leaves = self._around(False)
+        needs, leaves = self._gathered.around_layer(False)
         needs += self.tokens("dx", 1) + self._saved(section) + before
         return self.template(section, [*ops, reductions], needs, leaves + self.tokens("dx") + after, section)
 

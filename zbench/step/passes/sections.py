@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from zbench.describe.model import TWO_TABLES
+from zbench.describe.layers.model_parameters import TWO_TABLES
 from zbench.step.formula import Formula, parse_formula, parse_formulas
 from zbench.step.layers import (
     DENSE,

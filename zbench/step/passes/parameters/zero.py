@@ -28,7 +28,8 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.describe.degrees import BY_STRATEGY, WORLD, ShardDegrees
-from zbench.describe.model import LINEAR, TIED, TWO_TABLES, VALUE, WORDS, Model
+from zbench.describe.layers.model_parameters import TIED, TWO_TABLES, VALUE, WORDS
+from zbench.describe.model import LINEAR, Model
 from zbench.describe.overlap import ALL, END, StepOverlap
 from zbench.describe.overlap import LAYER as EACH_LAYER
 from zbench.step.index import Index
