@@ -53,5 +53,5 @@ def test_a_step_is_within_its_bounds(sharding: str) -> None:
 
 def test_optimizer_state_stays_on_gpus() -> None:
     cost = job(1000, **tied(offload="optimizer", optimizer_layers="auto", sharding="zero1"))
-    with pytest.raises(ValueError, match=r"^model.tied_embeddings is True, as of .*; with 2 pipeline stages"):
+    with pytest.raises(ValueError, match=r"^model.tied_embeddings is true, as of .*; with 2 pipeline stages"):
         candidate_counts(cost, Batch(np.full(16, 512), 0, 0))

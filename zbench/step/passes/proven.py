@@ -48,7 +48,7 @@ def check_tables(model: Model) -> None:
     """
     if model.has_two_tables and model.optimizer_on_hosts:
         raise ValueError(
-            f"model.tied_embeddings is True, as of {model.name}; with {model.pipeline_parallel} pipeline stages two "
+            f"model.tied_embeddings is true, as of {model.name}; with {model.pipeline_parallel} pipeline stages two "
             f"tables are updated as one, on GPUs, and memory.offload is {model.offload}: it takes one without optimizer"
         )
 
