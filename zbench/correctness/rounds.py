@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--experts",
         action="store_true",
-        help="a model with four experts in each layer but the first, over the GPUs of a node, in chunks that are chosen",
+        help="a model with four experts in all layers but the first, over a node's GPUs, in chunks that are chosen",
     )
     parser.add_argument("--hosts", action="store_true", help="activations of as many layers on hosts as have to be")
     parser.add_argument("--out", type=Path, help="keep what was found in this file, and go on from there")

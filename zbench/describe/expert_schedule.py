@@ -240,9 +240,9 @@ class Experts:
         router = f"with experts.routing={self.routing} routers choose while the step runs"
         if self.routing == EXPERT_CHOICE and (self.capacity == DROPLESS or not self.padded):
             raise ValueError(
-                f"experts.capacity is {self.capacity} and experts.padded {str(self.padded).lower()}; {router}, and an expert takes "
-                "as many tokens as it has room for, so it takes a capacity and true, as in experts.capacity=1.25 "
-                "experts.padded=true"
+                f"experts.capacity is {self.capacity} and experts.padded {str(self.padded).lower()}; {router}, "
+                "and an expert takes as many tokens as it has room for, so it takes a capacity and true, as in "
+                "experts.capacity=1.25 experts.padded=true"
             )
         if self.skew and self.padded:
             raise ValueError(f"experts.skew is {self.skew}; {router}, among seats, so it takes 0")

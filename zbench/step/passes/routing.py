@@ -152,7 +152,7 @@ class ExpertParallel:
             )
         if self.routing == EXPERT_CHOICE and (self.capacity is None or not self.padded):
             raise ValueError(
-                f"the routing is {self.routing} with a capacity of {self.capacity}, padded {str(self.padded).lower()}; it takes a "
+                f"the routing is {self.routing} with a capacity of {self.capacity}, padded {self.padded}; it takes a "
                 "number and True"
             )
         if self.routing != DRAWN and self.capacity is None and self.padded:
