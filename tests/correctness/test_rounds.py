@@ -27,6 +27,13 @@ def test_every_system_plays_rounds_or_is_refused_in_a_sentence() -> None:
         assert sentence.startswith("system is "), (system, sentence)
 
 
+@pytest.mark.parametrize("worker", ["node", "rank"])
+def test_dense_layers_chosen_chunks_and_hosts_are_played(worker: str) -> None:
+    checked = RoundCombinations(["zeppelin"], experts=True, hosts=True)
+    verdict = checked.check("zeppelin", "slowmo", worker, SOME)
+    assert (verdict.played, verdict.fault, verdict.refused) == (len(SOME), "", "")
+
+
 def test_a_system_that_chooses_before_a_run_is_refused_in_rounds_alone() -> None:
     checked = RoundCombinations(["static_best"])
     verdict = checked.check("static_best", "slowmo", "node", SOME)

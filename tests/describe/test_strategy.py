@@ -220,11 +220,11 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
         (lambda: Experts(capacity=1.0, padded=1), "experts.padded is 1; it takes true or false"),  # type: ignore[arg-type]
         (
             lambda: Experts(padded=True),
-            "experts.padded is True; with experts.capacity=dropless an expert has no number",
+            "experts.padded is true; with experts.capacity=dropless an expert has no number",
         ),
         (lambda: Experts(routing="hash"), "experts.routing is 'hash'; it takes drawn, token_choice or expert_choice"),
-        (lambda: Experts(routing="expert_choice"), "experts.capacity is dropless and experts.padded False; with"),
-        (lambda: Experts(routing="expert_choice", capacity=2), "experts.capacity is 2 and experts.padded False; with"),
+        (lambda: Experts(routing="expert_choice"), "experts.capacity is dropless and experts.padded false; with"),
+        (lambda: Experts(routing="expert_choice", capacity=2), "experts.capacity is 2 and experts.padded false; with"),
         (
             lambda: Experts("tutel", 2, routing="token_choice", capacity=1.25),
             "experts.schedule is tutel and experts.capacity 1.25; with experts.routing=token_choice",
@@ -248,7 +248,7 @@ def test_a_strategy_sets_the_fields_of_a_model_that_no_yaml_of_a_model_has() -> 
         ),
         (
             lambda: Experts(capacity=1, padded=True, dispatch="two_level"),
-            "experts.padded is True; with experts.disp",
+            "experts.padded is true; with experts.disp",
         ),
         (
             lambda: Experts("comet"),
@@ -375,18 +375,27 @@ def test_workers_of_rounds_have_no_groups_or_stages(key: str) -> None:
 @pytest.mark.parametrize(
     ("experts", "told"),
     [
-        (Experts("tutel", "auto"), r"experts\.degree is auto; with sync=local_sgd .* so it takes a number"),
         (Experts("lina", 2, gradients="between"), r"experts\.gradients is between; with sync=.* so it takes layer"),
         (Experts(homes="even"), r"experts\.homes is even; with sync=local_sgd .* so it takes planned"),
         (Experts(routing="token_choice"), r"experts\.routing is token_choice; with sync=.* so it takes drawn"),
     ],
 )
-def test_workers_of_rounds_choose_nothing_for_their_experts(experts: Experts, told: str) -> None:
+def test_workers_of_rounds_have_no_pieces_homes_or_routers(experts: Experts, told: str) -> None:
     parts = Sharding("none"), Recompute("none"), TrainingMemory(), Parallel(expert_parallel=2), ExchangeOverlap()
     with pytest.raises(ValueError, match=f"^{told}$"):
         TrainingStrategy(*parts, experts, RoundSync("local_sgd", 3))
     assert TrainingStrategy(*parts, experts).sync == RoundSync()
-    assert TrainingStrategy(*parts, Experts("tutel", 2), RoundSync("local_sgd", 3)).sync.in_rounds
+    for degree in (2, "auto"):
+        assert TrainingStrategy(*parts, Experts("tutel", degree), RoundSync("local_sgd", 3)).sync.in_rounds
+
+
+def test_workers_of_rounds_have_what_layers_keep_on_hosts_alone() -> None:
+    groups = Parallel(), ExchangeOverlap(), Experts(), RoundSync("local_sgd", 3)
+    for memory in (TrainingMemory(offload="inputs"), TrainingMemory(offload="activations", offload_layers="auto")):
+        assert TrainingStrategy(Sharding("zero1"), Recompute("full"), memory, *groups).sync.in_rounds
+    told = r"^memory\.offload is optimizer; with sync=local_sgd .* so it takes none, inputs or activations$"
+    with pytest.raises(ValueError, match=told):
+        TrainingStrategy(Sharding("zero1"), Recompute("full"), TrainingMemory(offload="optimizer"), *groups)
 
 
 def test_words_and_fields_are_of_the_groups() -> None:

@@ -176,7 +176,7 @@ def test_runs_of_attention_alone_are_drawn_as_whole_steps_where_there_are_some(t
     some, none = (report.look_inside(run, run.steps[0], {}) for run in read(path)[0])
     assert "attend forward" in some["timeline"]["names"]
     assert "again_seconds" not in some  # another clock told its seconds
-    assert "cannot be made again from its record: model.tied_embeddings is True" in none["problem"]
+    assert "cannot be made again from its record: model.tied_embeddings is true" in none["problem"]
     steps, told = report.looked_into(read(path)[0], report.steps_to_show(read(path)[0], "first"))
     assert (len(steps), told) == (2, [])
 

@@ -126,7 +126,7 @@ def test_stages_of_pipelines_are_in_places_of_their_own() -> None:
             r"degrees \[2, 3\], for which parameters are cut in 6; that has to divide model.num_h",
         ),
         (replace(FOUR, num_kv_heads=2), [(4, 1)], r"cut in 4; that has to divide model.num_kv_heads, 2"),
-        (replace(FOUR, tied_embeddings=True), [(1, 2)], r"model.tied_embeddings is True"),
+        (replace(FOUR, tied_embeddings=True), [(1, 2)], r"model.tied_embeddings is true"),
         (FOUR, [(1, 5)], r"the number of pipeline stages is 5; it takes 1 to model.num_layers, 4"),
     ],
 )

@@ -23,6 +23,7 @@ from zbench.console.signals import stop_in
 from zbench.correctness.adversarial import KINDS, adversarial_batches
 from zbench.correctness.ledger import Finding, Ledger
 from zbench.cost.job import make_cost
+from zbench.describe.expert_schedule import AUTO, PIPEMOE, USUAL_EXPERTS, Experts
 from zbench.describe.sync import EVERY_STEP, STREAMING_DILOCO, WORKERS, RoundSync
 from zbench.describe.units import with_noun
 from zbench.record.fingerprint import source_digest
@@ -40,7 +41,13 @@ CLUSTER = (
     "cluster.gpus_per_node=2",
     "cluster.nics_per_node=2",
 )
-EXPERTS = ("model.num_experts=4", "model.experts_per_token=2")
+EXPERTS = (
+    "model.num_experts=4",
+    "model.experts_per_token=2",
+    "+model.dense_layers=1",
+    "+model.dense_ffn_hidden=192",
+)
+HOSTS = ("recompute=selective", "memory.offload=activations", "memory.offload_layers=auto")
 _SENTENCE = re.compile(r"[a-z][\w.]* is [^\n]+[;,] [^\n]+")
 
 
@@ -67,17 +74,23 @@ def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog="python -m zbench.correctness rounds", description="Every system with every choice of sync.")
     parser.add_argument("--systems", help="names, comma-separated (default all of conf/system)")
     parser.add_argument("--all", action="store_true", help="ranks and nodes as workers of each pair, not one in turn")
-    parser.add_argument("--experts", action="store_true", help="a model with four experts, over the GPUs of a node")
+    parser.add_argument(
+        "--experts",
+        action="store_true",
+        help="a model with four experts in all layers but the first, over a node's GPUs, in chunks that are chosen",
+    )
+    parser.add_argument("--hosts", action="store_true", help="activations of as many layers on hosts as have to be")
     parser.add_argument("--out", type=Path, help="keep what was found in this file, and go on from there")
     parser.add_argument("--markdown", action="store_true", help="a table of systems by choices, for a document")
     asked = parser.parse_args(list(arguments))
     names = list(choices("system")) if asked.systems is None else asked.systems.split(",")
     for name in (one for one in names if one not in choices("system")):
         raise ValueError(f"--systems has {name!r}; it takes names of {', '.join(choices('system'))}")
-    ledger = None if asked.out is None else Ledger(asked.out, {"sources": source_digest(), "experts": asked.experts})
+    settings = {"experts": asked.experts, "hosts": asked.hosts}
+    ledger = None if asked.out is None else Ledger(asked.out, {"sources": source_digest(), **settings})
     found: list[RoundVerdict] = []
     try:
-        checked = RoundCombinations(names, asked.experts)
+        checked = RoundCombinations(names, asked.experts, asked.hosts)
         every = checked.combinations(asked.all)
         with Meter(len(every), unit="combination") as meter:
             for one in every:
@@ -103,10 +116,10 @@ def _found_before(ledger: Ledger | None, system: str, sync: str, worker: str) ->
 
 class RoundCombinations:
     """Reads conf/ once and makes a run's parts from it. systems: names of conf/system. experts: whether the model has
-    some, which workers with several GPUs have on these."""
+    some, which workers with several GPUs have on these. hosts: whether activations wait in host memory."""
 
-    def __init__(self, systems: Sequence[str], experts: bool = False) -> None:
-        given = [*CLUSTER, *(EXPERTS if experts else ())]
+    def __init__(self, systems: Sequence[str], experts: bool = False, hosts: bool = False) -> None:
+        given = [*CLUSTER, *(EXPERTS if experts else ()), *(HOSTS if hosts else ())]
         self.experts = experts
         with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
             self.systems = {name: compose("config", [f"system={name}", *given]) for name in systems}
@@ -136,7 +149,9 @@ class RoundCombinations:
         played = 0
         try:
             degree = sync.worker_gpus(cost.cluster.gpus_per_node) if self.experts else 1
-            made, executor = make_system(config, cost), Simulated(cost, sync=sync, expert_parallel=degree)
+            chunks = Experts(PIPEMOE, AUTO) if degree > 1 else USUAL_EXPERTS
+            made = make_system(config, cost)
+            executor = Simulated(cost, sync=sync, expert_parallel=degree, experts=chunks)
             executor.start()
             batches = adversarial_batches(cost, TOKENS, 0)
             for step, kind in enumerate(kinds):

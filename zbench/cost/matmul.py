@@ -41,7 +41,7 @@ def check_no_shapes(device: Device) -> None:
     the clock of whole steps."""
     if device.matmul_shapes:
         raise ValueError(
-            "cluster.device.matmul_shapes is True (as in world=matmul_shapes); only executor=simulated plays matmuls "
+            "cluster.device.matmul_shapes is true (as in world=matmul_shapes); only executor=simulated plays matmuls "
             "by their shape, everything else takes False"
         )
 

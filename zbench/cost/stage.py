@@ -45,7 +45,7 @@ def _no_slices(tp: int, pp: int, model: Model) -> str:
         if getattr(model, name) % tp:
             return f"tp has to divide model.{name}={getattr(model, name)}, of which whole steps cut even slices"
     if model.tied_embeddings and pp > 1:
-        return "model.tied_embeddings is True, and of whole steps with a table on two stages there are none"
+        return "model.tied_embeddings is true, and of whole steps with a table on two stages there are none"
     return ""
 
 

@@ -82,7 +82,7 @@ class Device:
         check_boolean("cluster.device.matmul_shapes", self.matmul_shapes)
         if self.matmul_shapes and not self.multiprocessors:
             raise ValueError(
-                "cluster.device.matmul_shapes is True; it takes cluster.device.multiprocessors, how many a GPU has"
+                "cluster.device.matmul_shapes is true; it takes cluster.device.multiprocessors, how many a GPU has"
             )
         for name, kind in DEVICE_KINDS.items():
             value = parse(f"cluster.device.{name}", getattr(self, name), kind)

@@ -213,12 +213,12 @@ class Experts:
             )
         if self.dispatch == TWO_LEVEL and self.padded:
             raise ValueError(
-                f"experts.padded is True; with experts.dispatch={TWO_LEVEL} a node gets as many rows as tokens chose "
+                f"experts.padded is true; with experts.dispatch={TWO_LEVEL} a node gets as many rows as tokens chose "
                 "some expert on it, which is no number to fill up to, so it takes false"
             )
         if self.padded and self.capacity == DROPLESS:
             raise ValueError(
-                f"experts.padded is {self.padded}; with experts.capacity={DROPLESS} an expert has no number of rows "
+                f"experts.padded is true; with experts.capacity={DROPLESS} an expert has no number of rows "
                 "that could be filled, so it takes false, or a capacity as in experts.capacity=1.25 beside it"
             )
         if self.routing != DRAWN:
@@ -240,9 +240,9 @@ class Experts:
         router = f"with experts.routing={self.routing} routers choose while the step runs"
         if self.routing == EXPERT_CHOICE and (self.capacity == DROPLESS or not self.padded):
             raise ValueError(
-                f"experts.capacity is {self.capacity} and experts.padded {self.padded}; {router}, and an expert takes "
-                "as many tokens as it has room for, so it takes a capacity and true, as in experts.capacity=1.25 "
-                "experts.padded=true"
+                f"experts.capacity is {self.capacity} and experts.padded {str(self.padded).lower()}; {router}, "
+                "and an expert takes as many tokens as it has room for, so it takes a capacity and true, as in "
+                "experts.capacity=1.25 experts.padded=true"
             )
         if self.skew and self.padded:
             raise ValueError(f"experts.skew is {self.skew}; {router}, among seats, so it takes 0")

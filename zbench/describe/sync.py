@@ -120,11 +120,12 @@ class RoundSync:
         share of the node's host memory and of what this is updated at."""
         if self.worker == NODE:
             return replace(cluster, num_nodes=1)
-        shared = {
-            name: None if (value := getattr(cluster, name)) is None else value / cluster.gpus_per_node
-            for name in ("host_memory", "host_adam_bandwidth")
-        }
-        return replace(cluster, num_nodes=1, gpus_per_node=1, nics_per_node=1, **shared)
+        room, rate = (
+            None if given is None else given / cluster.gpus_per_node
+            for given in (cluster.host_memory, cluster.host_adam_bandwidth)
+        )
+        own = replace(cluster, num_nodes=1, gpus_per_node=1, nics_per_node=1)
+        return replace(own, host_memory=room, host_adam_bandwidth=rate)
 
     def is_last(self, step: int) -> bool:
         """Returns whether a step, counted from 0, is the last one of its round."""

@@ -78,4 +78,5 @@ def _for_workers(config: Mapping[str, Any], cost: Cost, make: Make, sync: RoundS
         first = system if of is own else make_part(make, config, "system", cost=of)
         return for_draws(first, of, lambda one: make_part(make, config, "system", cost=one))
 
-    return WorkerPlans(planned_on_hosts(made, own), cost.gpus.cluster.num_ranks // sync.worker_gpus(cost.gpus.cluster.gpus_per_node))
+    cluster = cost.gpus.cluster
+    return WorkerPlans(planned_on_hosts(made, own), cluster.num_ranks // sync.worker_gpus(cluster.gpus_per_node))

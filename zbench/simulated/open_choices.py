@@ -30,7 +30,6 @@ from zbench.step.passes.own_plans import own_plans, plans_of_layouts
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.rounds.worker_steps import Choose, WorkerStep
 
-
 _BY_MICRO_BATCH = ("offloaded_layers", "offloaded_tokens", "of_tokens")  # of what is told of hosts
 
 

@@ -55,7 +55,7 @@ def _check(model: Model, shapes: PipelineShapes) -> None:
         )
     if model.tied_embeddings and max(shapes.pp) > 1:
         raise ValueError(
-            f"model.tied_embeddings is True, as of {model.name}; plans have pipelines of up to {max(shapes.pp)} "
+            f"model.tied_embeddings is true, as of {model.name}; plans have pipelines of up to {max(shapes.pp)} "
             "stages, and side by side those of models with tied embeddings take 1"
         )
     for name in CUT_BY_SLICES:

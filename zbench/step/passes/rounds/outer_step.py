@@ -15,9 +15,9 @@ so that a shard's values come from one GPU of each worker, as collectives in two
 GPUs are inside each worker, laid out alike, so a slice of them is averaged between the GPUs that have it.
 
 A step may be of some layers alone, a fragment of the model. It has as many layers as these, whatever their numbers are
-in the model, and the embedding, the head and their like are of one fragment. Where the first layers are dense and others
-have experts, what each kind has is averaged by templates of its own, and a fragment may have layers of one kind alone;
-parameters are cut as those of the whole model.
+in the model, and the embedding, the head and their like are of one fragment. Where the first layers are dense and
+others have experts, what each kind has is averaged by templates of its own, and a fragment may have layers of one kind
+alone; parameters are cut as those of the whole model.
 """
 
 from collections.abc import Iterator, Sequence
