@@ -14,7 +14,7 @@ from zbench.describe.rollouts.stages import ALGORITHMS
 from zbench.placement.layout import ModelLayout
 from zbench.placement.mapping import MappingSearch, set_partitions
 from zbench.placement.offers import PlacementOffers
-from zbench.placement.prices import PlacedWork, PlacementPrices
+from zbench.placement.prices import TRAINED, PackedModel, PlacedWork, PlacementPrices
 from zbench.rollouts.generate import GenerationCost, generate
 from zbench.simulated.executor import Simulated
 from zbench.simulator.steps.play import play_step
@@ -110,13 +110,36 @@ def test_the_search_prices_no_more_than_it_has_to() -> None:
 
 
 def test_stages_have_micro_batches_to_fill_them() -> None:
-    of = prices("grpo", nodes=2)
+    of = replace(prices("grpo", nodes=2), trained=TRAINED)
     words = {one.words.partition(";")[0] for one in layouts(of, "actor", 16) if one.words.startswith("2 stages")}
+    cuts = ("", *(f"tensor {tensor}, " for tensor in (2, 4, 8)))
     assert {one.partition(", micro")[0] for one in words} == {
-        "2 stages, zero1", *(f"2 stages, tensor {tensor}, zero1" for tensor in (2, 4, 8))
-    }  # fmt: skip
-    assert len(words) > 4  # of several sizes
+        f"2 stages, {cut}{sharding}" for cut in cuts for sharding in TRAINED
+    }
+    assert len(words) > 4 * len(TRAINED)  # of several sizes
     assert not any("stages" in one.words for one in layouts(of, "reference", 8))  # of one node
+
+
+@pytest.mark.parametrize("sharding", ["zero2", "zero3"])
+def test_a_stage_in_shards_has_the_seconds_of_its_step(sharding: str) -> None:
+    """And is no fuller than one in slices, with shards of weights less; all GPUs gather weights alike, of stages or of
+    one."""
+    of = prices("grpo", nodes=2)
+    staged, one, slices = (
+        PackedModel(replace(of.models["actor"], sharding=how, pipeline_parallel=stages), 16, 2700)
+        for how, stages in ((sharding, 2), (sharding, 1), ("zero1", 2))
+    )
+    cost = make_cost(of.cluster, staged.model, False, True)
+    batch = Batch(of.work.part, 0, 0)
+    plans = Mesh(cost, "ring", 1, "balanced", 2700).plan(batch)
+    seconds, peak = of.update(staged)
+    result = Simulated(cost).step(batch, plans)
+    assert seconds == pytest.approx(result.seconds, rel=1e-12)
+    assert peak == max(result.peak_bytes) <= of.update(slices)[1]  # of one micro-batch, reduced as it is made
+    assert of.least_update(staged) <= seconds
+    if sharding == "zero3":
+        assert peak < of.update(slices)[1]
+        assert of.reshard(staged, 4) == of.reshard(one, 2)
 
 
 def test_more_updates_than_sequences_are_refused() -> None:

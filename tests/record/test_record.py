@@ -45,7 +45,12 @@ def end_line(run: str = "r1", status: str = "finished") -> Line:
 
 
 # Of a run whose last step left something to update.
-ENDED = {**end_line(), "first_step": {"seconds": 1.0}, "last_update": {"seconds": 0.5, "bytes": {"host": 8}}}
+ENDED = {
+    **end_line(),
+    "first_step": {"seconds": 1.0},
+    "last_update": {"seconds": 0.5, "bytes": {"host": 8}},
+    "window": {"step": 0, "fits": 2},
+}
 
 
 def write(path: Path, *lines: Line) -> None:
@@ -240,6 +245,7 @@ FAULTS = [
     ("start", "time", 0, "time is 0; it takes text"),
     ("end", "status", "done", "status is 'done'; it takes finished, interrupted or failed"),
     ("end", "last_update", {"bytes": {}}, "last_update is {'bytes': {}}; it takes an object with seconds"),
+    ("end", "window", {"fits": 2}, "window is {'fits': 2}; it takes an object with step, fits"),
     ("end", "message", [], "message is []; it takes text"),
 ]
 

@@ -10,7 +10,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from zbench import CONF, __main__
-from zbench.record.record import read
+from zbench.record.record import Run, read
 from zbench.run.open_layers import check_pipelines, check_run_fits, open_words
 from zbench.run.parts import Parts, resolved
 from zbench.run.settings import Settings
@@ -204,3 +204,27 @@ def test_runs_whose_cpus_update_across_steps_say_what_they_begin_and_end_with(
     else:
         assert "step 0 had no gradients to begin with, and what the last step left to update took" in told
         assert "first_step" not in run.end
+
+
+def test_a_window_that_is_too_wide_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the widest that fits, on GPUs that have room for two layers ahead and not for three."""
+
+    def run(window: int, *words: str) -> tuple[Run, str]:
+        out = f"{tmp_path}/{len(words)}_{window}.jsonl"
+        common = ["cluster=local_2x2", "model=tiny", "model.num_layers=8", "workload=pystdlib", "tokens_per_gpu=256"]
+        common += ["baseline=null", "steps=1", "sharding=zero3", "tracker=none", "recompute=full", "system=ring"]
+        given = ["zbench", *common, f"sharding.window={window}", f"out={out}", *words]
+        monkeypatch.setattr(sys, "argv", given)
+        assert __main__.main() == 0
+        (found,), problems = read(out)
+        assert not problems
+        return found, " ".join(capsys.readouterr().out.split())
+
+    room = max(run(2)[0].steps[0]["peak_bytes"])
+    found, told = run(3, f"cluster.device.memory_bytes='{room} B'")
+    assert found.end is not None
+    assert found.end["window"] == {"step": 0, "fits": 2}
+    assert "ring: sharding.window is 3, with which step 0 is the fullest of those out of memory; by its account" in told
+    assert "its plans fit with at most 2." in told

@@ -57,3 +57,26 @@ def test_chunks_of_experts_are_chosen_beside_the_slices() -> None:
     slices, chunks = found.exchange_slices["slices"], found.expert_chunks["forward"]
     fixed = replace(executor, experts=Experts("tutel", chunks), exchanges=ExchangeOverlap("sliced", slices))
     assert fixed.step(BATCH, plans).seconds == found.seconds == min(found.expert_chunks["seconds"].values())
+
+
+@pytest.mark.parametrize(("sharding", "given_window", "fits"), [("zero3", 6, 3), ("zero3", 1, 0), ("zero1", 6, None)])
+def test_the_widest_window_that_fits_is_told(sharding: str, given_window: int, fits: int | None) -> None:
+    """Of GPUs that have room for just that by the account; where parameters are whole for a step none has more."""
+    one, batch = small(2, 4), Batch(8 * BATCH.lengths, seed=0, step=0)
+    model = replace(one.model, num_layers=8, sharding=sharding, recompute="full")
+    plans = Ring(make_cost(one.cluster, model, pipelines=False)).plan(batch)
+
+    def of(memory: float, window: int) -> Simulated:
+        device = replace(one.cluster.device, memory_bytes=memory)
+        return Simulated(make_cost(replace(one.cluster, device=device), model, pipelines=False), window=window)
+
+    peaks = [max(of(1e13, window).step(batch, plans).peak_bytes) for window in range(7)]
+    assert (len(set(peaks)) > 1) == (sharding == "zero3")
+    executor = of(peaks[fits or 0] - (fits is None), given_window)
+    executor.start()
+    assert executor.step(batch, plans).out_of_memory
+    assert executor.finish() == ({} if fits is None else {"window": {"step": 0, "fits": fits}})
+    assert not of(peaks[fits or 0], fits or 0).step(batch, plans).out_of_memory
+    executor = of(min(peaks) - 1, given_window)
+    assert executor.step(batch, plans).out_of_memory
+    assert executor.finish() == {}

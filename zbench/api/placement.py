@@ -22,7 +22,7 @@ from zbench.describe.units import with_noun
 from zbench.placement.layout import ModelLayout, ModelPlacement
 from zbench.placement.mapping import MappingSearch, set_partitions
 from zbench.placement.offers import PlacementOffers
-from zbench.placement.prices import PACK_TOKENS, SHARDINGS, PlacedWork, PlacementPrices
+from zbench.placement.prices import PACK_TOKENS, SHARDINGS, TRAINED, PlacedWork, PlacementPrices
 from zbench.rollouts.degrees import GenerateDegrees
 from zbench.rollouts.generate import MEMORY_SHARE
 from zbench.rollouts.generation_engines import layout_cost
@@ -113,8 +113,8 @@ def _prices(chosen: Mapping[str, str], keys: Mapping[str, Keys], prompts: str, r
     for name, value in zip(("updates", "pack_tokens"), numbers, strict=True):
         check_whole_number(name, value, 1)
     shardings = chosen["sharding"].split(",")
-    if wrong := [one for one in shardings if one not in SHARDINGS]:
-        raise ValueError(f"sharding is {wrong[0]!r}; it takes some of {', '.join(SHARDINGS)}, as in zero3,zero1")
+    if wrong := [one for one in shardings if one not in TRAINED]:
+        raise ValueError(f"sharding is {wrong[0]!r}; it takes some of {', '.join(TRAINED)}, as in zero3,zero1")
     columns = [lengths_of_file(prompts, "PROMPTS"), lengths_of_file(responses, "RESPONSES")]
     if len(columns[0]) != len(columns[1]):
         raise ValueError(

@@ -1,9 +1,10 @@
 """The layouts that a model of a job may have on so many GPUs, each with what it takes at least until it is priced.
 
-Of training and scoring: a sharding over all GPUs, or stages of whole nodes; tensor parallelism inside nodes; with
-stages, how many tokens a micro-batch has. Of generation: replicas inside a node, of tensor-parallel groups and stages,
-and a share of memory. Where weights are in slices or stages, HybridFlow's engine brings them to fewer slices and one
-stage; where they are in shards of every GPU each gathers all, and generation may be laid out as it likes.
+Of training and scoring: a sharding over all GPUs, or stages of whole nodes, each with a sharding over its own; tensor
+parallelism inside nodes; with stages, how many tokens a micro-batch has. Of generation: replicas inside a node, of
+tensor-parallel groups and stages, and a share of memory. Where weights are in slices or stages, HybridFlow's engine
+brings them to fewer slices and one stage; where each GPU has shards alone, it gathers all, and generation may be laid
+out as it likes.
 """
 
 from collections.abc import Callable, Iterator
@@ -61,7 +62,7 @@ class PlacementOffers:
         tokens = int((work.part if trained else work.lengths).sum())
         nodes, layers = max(gpus // each, 1), prices.models[role].num_layers
         for sharding in prices.trained if trained else SCORING:
-            counts = range(1, nodes + 1) if sharding != "zero3" else (1,)
+            counts = range(1, nodes + 1)
             for stages in (count for count in counts if nodes % count == 0 and layers % count == 0):
                 for tensor in self._degrees(prices.models[role], gpus):
                     model = replace(
@@ -112,16 +113,17 @@ class _Offered:
 
     @property
     def kept(self) -> float:
-        """The bytes that the model keeps on every GPU: weights and gradients in slices of the fullest stage, and the
-        optimizer's state of these over all GPUs, or all of it over all GPUs."""
+        """The bytes that the model keeps on every GPU: weights and gradients of the fullest stage, in slices or over
+        all of its GPUs, and the optimizer's state of these over all of them."""
         model, gpus, trained = self.packed.model, self.packed.gpus, self.prices.is_trained(self.role)
         outer, stages = model.total_params - model.num_layers * model.layer_params, model.pipeline_parallel
         last = model.head_params + model.hidden
         ends = outer if stages == 1 else max(last, outer - last)
         params = model.num_layers // stages * model.layer_params + ends
-        cut = gpus if model.sharding == "zero3" else model.tensor_parallel
-        held = (model.element_bytes + GRADIENT_BYTES * trained) / cut
-        return params * (held + ADAM_BYTES * trained * stages / gpus)
+        of_stage, slices = gpus // stages, model.tensor_parallel
+        held = model.element_bytes / (of_stage if model.sharding == "zero3" else slices)
+        summed = GRADIENT_BYTES * trained / (of_stage if model.sharding in ("zero2", "zero3") else slices)
+        return params * (held + summed + ADAM_BYTES * trained / of_stage)
 
     def brings(self, of: GenerationCost) -> bool:
         """Returns whether an engine brings the weights of training to a layout of generation."""

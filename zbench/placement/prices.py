@@ -39,7 +39,8 @@ from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.systems.mesh import Mesh
 
 PACK_TOKENS = 16384  # of a micro-batch, a GPU: verl's default (actor.yaml, ppo_max_token_len_per_gpu)
-SHARDINGS = ("zero3", "zero1")  # of models that are trained
+SHARDINGS = ("zero3", "zero1")  # of models that are trained, that are tried unless others are said
+TRAINED = ("zero1", "zero2", "zero3")  # that there are layouts of
 T = TypeVar("T")
 Key = tuple[object, ...]
 
@@ -207,12 +208,12 @@ class PlacementPrices:
     def reshard(self, of: PackedModel, tensor: int) -> float:
         """Returns the seconds of the weights' way to generation by slices. Where groups of a node, or of one node of
         every stage, gather, all nodes of a stage are alike; where all GPUs gather, it does not matter what they
-        generate with."""
+        generate with, nor whether shards are of a stage's layers or of all: each GPU has as much."""
         model, each = of.model, self.cluster.gpus_per_node
         if inside := model.sharding != "zero3" and model.tensor_parallel * model.pipeline_parallel > 1:
             own = min(of.gpus, each * model.pipeline_parallel)
         else:
-            own, tensor, model = of.gpus, 1, replace(model, tensor_parallel=1)
+            own, tensor, model = of.gpus, 1, replace(model, tensor_parallel=1, pipeline_parallel=1)
         job, cost = RolloutJob("grpo", generate_tensor=tensor), Cost(cluster=self.part_of(own), model=model)
         return self._once(("reshard", inside, model, own, tensor), lambda: job_transition(job, cost, cost).seconds)
 

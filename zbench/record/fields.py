@@ -212,6 +212,7 @@ FIELDS: Mapping[str, Mapping[str, FieldKind]] = {
         **{name: _object(ANY, "seconds").optional for name in ("first_step", "last_update")},
         **{f"{name}.seconds": AMOUNT.optional for name in ("first_step", "last_update")},
         "last_update.bytes": _object(AMOUNT).optional,
+        "window": _object(WHOLE, "step", "fits").optional,
     },
 }
 # Lists of the same ranks, or NICs, which are as long as each other; those of NICs in every step of a run.

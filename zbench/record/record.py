@@ -5,7 +5,8 @@
     {"kind":"about","run":ID, ...}: where training is real, what the ranks found: device, kernel, backend, versions
     {"kind":"step","run":ID,"step":0,"tokens":...,"seconds":..., ...}
     {"kind":"end","run":ID,"status":"finished" | "interrupted" | "failed","message":...}, and where CPUs update across
-        steps "last_update": seconds and bytes of what the last step left to update; played, "first_step" besides
+        steps "last_update": seconds and bytes of what the last step left to update; played, "first_step" besides; where
+        steps are out of memory "window": the layers ahead with which the fullest, "step", is not, "fits"
 
 Raw quantities only: whatever can be derived is derived on reading (zbench.record.metrics). zbench.record.fields has
 what lines hold, zbench.record.writer writes them, and here they are read: every reader of records gets whole runs

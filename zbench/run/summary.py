@@ -38,7 +38,7 @@ def about_words(own: RunCase, parts: Parts, done: Sequence[Run]) -> list[str]:
     chosen += (
         _other_parallelism(done) + _without_pipelines(own) + _kept_for_the_step(own, done) + _in_one_level(own, parts)
     )
-    chosen += open_words(parts) + _across_steps(done)
+    chosen += open_words(parts) + _across_steps(done) + _too_wide(done)
     if parts.simulated:
         return [f"SIMULATED on {where}. Nothing here was measured on hardware.", *chosen]
     measured = f"MEASURED, executor {own.start['config']['choices']['executor']}; plans made for {where}."
@@ -80,6 +80,19 @@ def _across_steps(done: Sequence[Run]) -> list[str]:
             first = "step 0 had no gradients to begin with, and " if run.steps[0]["step"] == 0 else ""
             lines.append(
                 f"{name}: {first}what the last step left to update took {last} behind it, which no figure above has."
+            )
+    return lines
+
+
+def _too_wide(done: Sequence[Run]) -> list[str]:
+    """Says with which window steps that are out of memory are not."""
+    lines = []
+    for run in done:
+        if found := (run.end or {}).get("window"):
+            given = run.start["config"]["sharding"].get("window", 1)
+            lines.append(
+                f"{label(run.start, 'system')}: sharding.window is {given}, with which step {found['step']} is the "
+                f"fullest of those out of memory; by its account its plans fit with at most {found['fits']}."
             )
     return lines
 

@@ -24,7 +24,7 @@ from zbench.interfaces.result import NOT_ON_NVLINK, StepResult, kept_rows
 from zbench.plans.plan import ATTEND, Plan
 from zbench.simulated.drawn_rows import played_rows
 from zbench.simulated.known_steps import KnownSteps
-from zbench.simulated.open_choices import ChosenSteps, chosen_by_workers, chosen_steps
+from zbench.simulated.open_choices import ChosenSteps, FullStep, chosen_by_workers, chosen_steps
 from zbench.simulated.recomputation import ChosenRecompute, forwards_again, recomputing
 from zbench.simulated.rounds import PlayedRounds
 from zbench.simulated.switching import BothEnds, Left, after_switch, played_switch
@@ -77,6 +77,7 @@ class Simulated:
     _left: Left | None = field(default=None, init=False, repr=False, compare=False)
     _rounds: PlayedRounds | None = field(default=None, init=False, repr=False, compare=False)
     _ends: BothEnds = field(default_factory=BothEnds, init=False, repr=False, compare=False)
+    _full: FullStep | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _ = self.steps  # refuses what there are no steps of
@@ -114,7 +115,7 @@ class Simulated:
 
     def start(self) -> Ready:
         """Begins a run, whose first step finds everything where it wants it and begins the first round."""
-        self._left, self._ends = None, BothEnds()
+        self._left, self._ends, self._full = None, BothEnds(), None
         self._rounds = self._new_rounds() if self.sync.in_rounds else None
         return Ready()
 
@@ -133,8 +134,10 @@ class Simulated:
 
     def finish(self) -> dict[str, Any]:
         """Plays, where CPUs update across steps, what a run begins and ends with: steps that are played are of the
-        midst of training, whichever batch comes first."""
-        return self._ends.ends(self.cost.gpus)
+        midst of training, whichever batch comes first. Where steps were out of memory, it looks for the widest prefetch
+        window with which the fullest of them is not."""
+        found = self._ends.ends(self.cost.gpus)
+        return found if self._full is None else found | self._full.told(self.cost.gpus, self.known)
 
     def stop(self) -> None:
         """Has nothing to end."""
@@ -181,6 +184,8 @@ class Simulated:
             rows = kept_rows(result.expert_rows)
             ceiling = self.ceiling_seconds(batch, plans[0].pipelines is not None, rows)
             result = replace(result, bound_seconds=self.bound_seconds(batch, rows), ceiling_seconds=ceiling)
+        if result.out_of_memory:
+            self._full = FullStep.fuller(self._full, chosen, (batch, plans), max(result.peak_bytes))
         return result if moved is None else after_switch(result, moved, self.host_bytes(moved.memory))
 
     def forwards(self, plans: tuple[Plan, ...]) -> PlayedStep:

@@ -4,7 +4,8 @@ of exchanges, and chunks of tokens for experts.
 Layers that wait in host memory are told by plans alone (zbench.simulated.offloading). What is recomputed is chosen
 first (zbench.simulated.recomputation), with one slice and one chunk where their numbers are open as well. Then slices,
 by playing a step with each number on the described cluster, and then the chunks (zbench.simulated.expert_degrees), both
-with the recomputation that was chosen.
+with the recomputation that was chosen. A prefetch window is the run's: where a step is out of memory with it, the
+widest that has room is looked for (`widest_window`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,8 +24,10 @@ from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
 from zbench.simulated.drawn_rows import expert_rows, played_rows
 from zbench.simulated.expert_degrees import chosen_chunks
+from zbench.simulated.known_steps import KnownSteps
 from zbench.simulated.offloading import chosen_offload, chosen_shares
 from zbench.simulated.recomputation import ChosenRecompute, chosen_recompute
+from zbench.simulator.steps.account import step_memory
 from zbench.simulator.steps.play import play_step
 from zbench.step.passes.own_plans import own_plans, plans_of_layouts
 from zbench.step.passes.proven import ProvenSteps
@@ -74,11 +77,59 @@ class ChosenSteps:
             return {}
         return {"layers": list(model.recomputed_of_stages), "of_layers": model.num_layers}
 
+    @property
+    def layers_ahead(self) -> int:
+        """The layers ahead of the one under way whose parameters are whole, and would not be with a narrower window."""
+        parameters = self.steps.parameters
+        return min(parameters.window, parameters.model.num_layers) if parameters.gathered else 0
+
+    def widest_window(self, batch: Batch, plans: Sequence[Plan], cost: Cost, known: KnownSteps) -> int | None:
+        """Returns the most layers, fewer than are gathered ahead, with which the step fits its GPUs by its memory
+        account; None where it does not without any. cost: of GPUs; known: as of zbench.simulated.executor.Simulated."""
+        fits, too_wide = -1, self.layers_ahead
+        while too_wide - fits > 1:
+            tried = (fits + too_wide) // 2 if fits >= 0 else 0
+            steps = replace(self.steps, overlap=replace(self.steps.overlap, window=tried))
+            peak = step_memory(known.step(steps, batch, plans, cost)).peak[: cost.cluster.num_ranks]
+            if peak.max() > int(cost.cluster.device.memory_bytes):
+                if tried == 0:
+                    return None
+                too_wide = tried
+            else:
+                fits = tried
+        return None if fits < 0 else fits
+
     def _stages(self, plans: Sequence[Plan]) -> list[int]:
         """Returns the number of stages that each micro-batch passes."""
         if plans[0].pipelines is None:
             return [self.steps.stages] * len(plans)
         return [int(plans[0].pipelines.pp[number]) for number, _ in own_plans(plans)]
+
+
+@dataclass(frozen=True, slots=True)
+class FullStep:
+    """A step that is out of memory with parameters gathered ahead. plans: a batch and its plans. peak: bytes of the
+    fullest GPU."""
+
+    chosen: ChosenSteps
+    plans: tuple[Batch, tuple[Plan, ...]]
+    peak: int
+
+    @staticmethod
+    def fuller(
+        one: "FullStep | None", chosen: ChosenSteps, plans: tuple[Batch, tuple[Plan, ...]], peak: int
+    ) -> "FullStep | None":
+        """Returns the fuller of two such steps; the first where the other gathers nothing ahead."""
+        if plans[1][0].pipelines is not None or chosen.layers_ahead == 0 or (one is not None and one.peak >= peak):
+            return one
+        return FullStep(chosen, plans, peak)
+
+    def told(self, cost: Cost, known: KnownSteps) -> dict[str, Any]:
+        """Returns what a record's end has of the widest window with which the step is not out of memory; {} where there
+        is none."""
+        batch, plans = self.plans
+        widest = self.chosen.widest_window(batch, plans, cost, known)
+        return {} if widest is None else {"window": {"step": batch.step, "fits": widest}}
 
 
 def chosen_steps(

@@ -1,4 +1,4 @@
-"""Where gathers and reductions by degrees have two levels: in a node, and between nodes.
+"""Two levels of gathers and reductions by degrees, in a node and between nodes, and where there are none.
 
 A collective by degrees is among GPUs a stride apart in a run: of parameters cut over w groups all GPUs of w groups,
 of gradients that are summed once a step over the rest every g-th group. It has two levels where the run is of several
