@@ -8,6 +8,8 @@ backward. With ZeRO-2 a rank keeps its share of the gradients alone, so every mi
 (Rajbhandari et al. 2020, arXiv 1910.02054, section 7.2.2) a rank keeps neither, so every micro-batch gathers parameters
 for its forward and again for its backward, and reduces its gradients. Pipelines of different shapes
 (zbench.plans.pipelines) keep theirs for the step in either case.
+
+Seconds of these are what planners compare plans by; whole steps (zbench.simulator.steps) play every message.
 """
 
 from dataclasses import dataclass, replace
