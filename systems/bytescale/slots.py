@@ -1,6 +1,6 @@
 """ByteScale's micro-batches: filled within memory, or with pipeline stages of equal work.
 
-Stages are at work on different micro-batches at a time (zbench.cost.stacks), so one that takes longer than its
+Stages are at work on different micro-batches at a time (zbench.cost.ranks_of_gpus), so one that takes longer than its
 neighbours has the other stages wait. PP-balance makes micro-batches that take the same time on every rank: buckets of
 similar lengths and equal work, as ByteScale has them (arXiv 2502.21231, section 5 and algorithm 2), or equal work of
 all lengths. What differs is told in docs/systems/bytescale.md.

@@ -32,7 +32,7 @@ from zbench.systems.hydraulis.batching import WAYS, SchemeSequences, place_on_pi
 from zbench.systems.hydraulis.changes import ChangePrices
 from zbench.systems.hydraulis.cost import Schemes, offered_schemes, schemes
 from zbench.systems.hydraulis.room import room
-from zbench.systems.hydraulis.strategies import STEPS, Strategy, strategies, two_kinds
+from zbench.systems.hydraulis.strategies import STEPS, Strategy, strategies, two_kinds, wider_strategies
 
 GLANCED = 8  # candidates that are tried with a single order, best estimates first; and the best UNIFORM of one scheme
 UNIFORM = 3
@@ -131,7 +131,8 @@ class Hydraulis:
         ranks = self.cost.cluster.num_ranks
         # Strategies, the dynamic programme over (GPUs x length), in units of ranks that keep its table small.
         unit = next(degree for degree in group_degrees(self.cost) if ranks <= STEPS * degree)
-        every = strategies(given.lengths, given.seconds, of, ranks, unit)
+        propose = wider_strategies if self.compare_whole_steps else strategies
+        every = propose(given.lengths, given.seconds, of, ranks, unit)
         if self.batching == "first_fit":
             every = [one for one in every if (one.copies > 0).sum() == 1]
         # Long sequences: candidates without room for all of them are dropped, then two kinds of pipelines are tried.
@@ -190,11 +191,12 @@ class Hydraulis:
         fixed. tokens, total: [num_pipelines], total in seconds with what is fixed and bubbles.
         zbench.simulator.estimate.pipelined does likewise with plans."""
         cost, of = self.cost, self.objective
-        slowest = int(total.argmax())
-        busy, first, last = float(total[slowest]), float(each[:, 0].max()), float(each[slowest].max())
-        nic = float((tokens * of.nic[_pipelines(copies, of)]).max()) / busy
+        scheme = _pipelines(copies, of)
+        has = np.flatnonzero(each.any(axis=1))  # pipelines with sequences
+        pp, own, ends, busy = of.pp[scheme][has], each[has], total[has], (tokens * of.nic[scheme])[has] / total[has]
+        last = own[np.arange(len(own)), own.shape[1] - 1 - (own[:, ::-1] > 0).argmax(axis=1)]
         collectives = Collectives.of(cost, held(_grouped(copies, of), cost))
-        return busy + collectives.once_seconds(first, last, nic) + cost.optimizer_seconds()
+        return collectives.end_of_pipelines(ends, pp * own[:, 0], pp * last, busy) + cost.optimizer_seconds()
 
     def _laid(
         self, batch: Batch, copies: Ints, pipeline: Ints, micro: Ints, notes: dict[str, float | str]

@@ -56,6 +56,27 @@ def strategies(lengths: Ints, seconds: Floats, of: Schemes, num_ranks: int, unit
             work[k, -1], longest[k, -1], tokens[-1], copies[k], of.fixed[k], of.pp[k], of.capacity[k]
         )
         found.append(Strategy(copies, float(value)))
+    return _distinct(found)
+
+
+def wider_strategies(lengths: Ints, seconds: Floats, of: Schemes, num_ranks: int, unit: int) -> list[Strategy]:
+    """Lists what `strategies` finds if no pipeline is narrower than each tp that schemes have, the best first.
+
+    Narrow pipelines hide less of gradients' reductions, as they have more micro-batches, and pack worse, as these hold
+    less: neither is known to the table, by which the strategy above may be the best with pipelines of any width.
+    """
+    found: list[Strategy] = []
+    for width in np.unique(of.tp).tolist():
+        wide = np.flatnonzero(of.tp >= width)
+        for one in strategies(lengths, seconds[wide], of.take(wide), num_ranks, unit):
+            copies = np.zeros(len(of), np.int64)
+            copies[wide] = one.copies
+            found.append(Strategy(copies, one.seconds))
+    return _distinct(found)
+
+
+def _distinct(found: list[Strategy]) -> list[Strategy]:
+    """Returns every strategy once, the best first."""
     distinct = {tuple(one.copies.tolist()): one for one in sorted(found, key=lambda one: -one.seconds)}
     return sorted(distinct.values(), key=lambda one: (one.seconds, tuple(one.copies.tolist())))
 

@@ -17,9 +17,9 @@ from hydra import compose, initialize_config_dir
 from tests.bench.steps import faster
 from zbench import CONF
 from zbench.cost.cost import Cost
-from zbench.cost.groups import of_gpu
 from zbench.cost.job import make_cost
 from zbench.cost.memory.peak import peak_bytes
+from zbench.cost.ranks_of_gpus import of_gpu
 from zbench.describe.batch import Batch
 from zbench.plans.plan import Plan
 from zbench.run.parts import Parts

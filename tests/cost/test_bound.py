@@ -12,8 +12,7 @@ from tests.helpers.strategies import REAL, batches, cases, costs, masks
 from zbench.cost.bound import bound_seconds, ceiling_seconds, least_seconds
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
-from zbench.cost.groups import grouped
-from zbench.cost.stacks import stacked
+from zbench.cost.ranks_of_gpus import grouped, stacked
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import RECOMPUTE, SHARDING, Model

@@ -77,16 +77,45 @@ def test_pipelines_keep_their_parameters_for_the_step(uneven: Cost) -> None:
     assert not Collectives.of(three, everything(three)).reduced
 
 
-@given(costs(), seconds, seconds, st.floats(0, 1))
-def test_what_is_once_a_step_is_beside_its_first_forward_and_last_backward(
-    cost: Cost, first: float, last: float, busy: float
+@given(costs(), seconds, st.floats(0, 1), st.floats(0, 1))
+def test_a_pipeline_alone_gathers_in_its_first_forward_and_reduces_in_its_last_backward(
+    cost: Cost, total: float, share: float, busy: float
 ) -> None:
-    for name in ("none", "zero1", "zero2", "zero3"):
+    for name in ("none", "zero1"):
         of = sharded(cost, name)
+        first = last = share * total
         ahead, back = first / of.passes, last * (of.passes - 1) / of.passes
-        gather = of.forward(ahead, busy * ahead) if name in ("zero1", "zero2") else 0.0
-        reduction = of.backward(back, busy * back) if name in ("none", "zero1") else 0.0
-        assert of.once_seconds(first, last, busy) == pytest.approx(gather + reduction)
+        gather = of.forward(ahead, busy * ahead) if name == "zero1" else 0.0
+        end = of.end_of_pipelines(*(np.array([one]) for one in (total, first, last, busy)))
+        assert end == pytest.approx(total + gather + of.backward(back, busy * back), rel=1e-9, abs=1e-12)
+
+
+@given(costs(), seconds, st.lists(st.tuples(st.floats(0.1, 1), st.floats(0, 1), st.floats(0, 1)), min_size=1))
+def test_gradients_of_several_pipelines_wait_for_the_last_to_begin_its_last_backward(
+    cost: Cost, longest: float, shares: list[tuple[float, float, float]]
+) -> None:
+    """Never sooner than of any of them alone, nor later than if reductions began when all have ended."""
+    of = sharded(cost, "zero1")
+    total, first, last = (
+        np.array([one[n] * longest * (shares[i][0] if n else 1) for i, one in enumerate(shares)]) for n in range(3)
+    )
+    busy = np.zeros(len(total))
+    end = of.end_of_pipelines(total, first, last, busy)
+    alone = [of.end_of_pipelines(*(column[[i]] for column in (total, first, last, busy))) for i in range(len(total))]
+    waited = total + [of.forward(one / of.passes, 0.0) for one in first.tolist()]
+    assert max(alone) <= end * (1 + 1e-12)
+    assert end <= (waited.max() + of.reduce) * (1 + 1e-12)
+
+
+def test_a_short_last_micro_batch_beside_a_long_one_shows_a_reduction() -> None:
+    """One of 3 s, beside two of 1.5 s each, whose gradients are whole in the last second alone: of a reduction of 1.5 s
+    and four layers all but that second is to come, and the first layer's gradients are there a quarter later."""
+    of = replace(sharded(make_cost(NODES, MODEL), "zero1"), passes=3, gather=0.0, reduce=1.5)
+    total, busy = np.array([3.0, 3.0]), np.zeros(2)
+    assert of.end_of_pipelines(total, np.array([3.0, 3.0]), np.array([3.0, 3.0]), busy) == pytest.approx(3.375)
+    assert of.end_of_pipelines(total, np.array([3.0, 1.5]), np.array([3.0, 1.5]), busy) == pytest.approx(
+        3 - 1 + 0.25 + 1.5
+    )
 
 
 @pytest.mark.parametrize("sharding", ["none", "zero1", "zero2", "zero3", "hpz"])

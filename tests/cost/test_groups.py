@@ -9,10 +9,10 @@ from tests.helpers.arithmetic import without_collectives
 from tests.helpers.oracles import small
 from zbench.cost.bound import bound_seconds
 from zbench.cost.cost import Cost
-from zbench.cost.groups import grouped
 from zbench.cost.memory.lines import MemoryLines
 from zbench.cost.memory.needs import check_memory, moments_of_stages, pipeline_moments
 from zbench.cost.memory.peak import peak_bytes
+from zbench.cost.ranks_of_gpus import grouped
 from zbench.cost.stage import Stage
 from zbench.describe.batch import Batch
 from zbench.describe.links import Domain

@@ -17,8 +17,8 @@ from zbench.cost.memory.lines import MemoryLines, MomentLine
 from zbench.cost.memory.needs import check_memory, least_bytes, memory_of, moments_of_stages, pipeline_moments
 from zbench.cost.memory.peak import peak_bytes
 from zbench.cost.memory.state import ADAM_BYTES
+from zbench.cost.ranks_of_gpus import stacked
 from zbench.cost.recompute import again_activation_bytes, chunk_activation_bytes, layer_activation_bytes
-from zbench.cost.stacks import stacked
 from zbench.describe.batch import Batch
 from zbench.describe.degrees import WORLD, ShardDegrees
 from zbench.describe.model import DKV, DO, DQ, KV, RECOMPUTE, SHARDING, O, Q

@@ -14,10 +14,9 @@ from tests.helpers.variants import NEEDS, SYSTEMS, Variant
 from zbench.cost.bound import bound_seconds
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
-from zbench.cost.groups import grouped
 from zbench.cost.memory.needs import moments_of_stages, pipeline_moments
 from zbench.cost.memory.peak import peak_bytes, step_bytes
-from zbench.cost.stacks import stacked
+from zbench.cost.ranks_of_gpus import grouped, stacked
 from zbench.describe.batch import Batch
 from zbench.describe.model import KV, SHARDING
 from zbench.interfaces.dealt import Dealt, dealt

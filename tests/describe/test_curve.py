@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from zbench.cost.bound import least_seconds
 from zbench.cost.cost import Cost
-from zbench.cost.groups import grouped
+from zbench.cost.ranks_of_gpus import grouped
 from zbench.describe.cluster import Cluster
 from zbench.describe.curve import Curve
 from zbench.describe.device import CURVES, Device

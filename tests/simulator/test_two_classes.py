@@ -18,7 +18,7 @@ import pytest
 from tests.helpers.oracles import H100, MODELS
 from tests.helpers.variants import SYSTEMS, Variant
 from zbench.cost.cost import Cost
-from zbench.cost.groups import grouped
+from zbench.cost.ranks_of_gpus import grouped
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.simulator.estimate.step import StepEstimate

@@ -12,7 +12,7 @@ from tests.helpers.variants import Variant
 from tests.step.test_exact import CLUSTER, OWN
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.cost.cost import Cost
-from zbench.cost.groups import grouped
+from zbench.cost.ranks_of_gpus import grouped
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.overlap import StepOverlap

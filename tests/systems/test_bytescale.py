@@ -15,8 +15,8 @@ from tests.helpers.oracles import A100, H100, batches, small
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.cost.memory.peak import peak_bytes
+from zbench.cost.ranks_of_gpus import stacked
 from zbench.cost.recompute import kept_activation_bytes
-from zbench.cost.stacks import stacked
 from zbench.describe.batch import Batch
 from zbench.plans.plan import ATTEND, TRANSFER, Ints
 from zbench.proof.verify import verify_step

@@ -35,6 +35,7 @@ from zbench.systems.static_best.candidate import Candidate, KnownPlays
 from zbench.systems.static_best.planner import StaticBest
 from zbench.systems.static_best.search import (
     BEHIND,
+    KNOWN,
     Race,
     Rival,
     divisors,
@@ -45,6 +46,7 @@ from zbench.systems.static_best.search import (
     ranked,
     ranked_layouts,
     search_layouts,
+    sized,
 )
 
 
@@ -110,6 +112,42 @@ def test_stages_have_micro_batches_that_fill_them(sharding: str) -> None:
     laid, batches = make_cost(cost.cluster, model), [study.batch(number) for number in range(4)]
     whole = Candidate(model, Mesh(laid, **{**choice.keys, "pack_tokens": None}))
     assert Candidate(model, Mesh(laid, **choice.keys)).seconds(batches) < 0.9 * whole.seconds(batches)
+
+
+@dataclass(frozen=True)
+class DearTurns:
+    """A clock by which each micro-batch takes a hundredth more than planners' estimate has."""
+
+    cost: Cost
+
+    def fits(self, batch: Batch, plans: tuple[Plan, ...]) -> bool:
+        return StepEstimate(self.cost).fits(batch, plans)
+
+    def compared_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
+        return StepEstimate(self.cost).compared_seconds(batch, plans) * (1 + 0.01 * len(plans))
+
+    def least_seconds(self, batch: Batch) -> float:
+        return StepEstimate(self.cost).least_seconds(batch)
+
+
+def test_the_runs_clock_judges_micro_batches_that_the_estimate_has_as_fast() -> None:
+    """Of stages' micro-batches planners' estimate prefers smaller ones by less than it knows."""
+    cost = small(2, 2)
+    cost = replace(cost, cluster=replace(cost.cluster, nic_bandwidth=2e8), model=replace(cost.model, sharding="zero1"))
+    told = study_of(cost, 3000, 2000)
+    usual = search_layouts(told, (), "balanced")
+    told = replace(told, clock=DearTurns)
+    judged = search_layouts(told, (), "balanced")
+    assert usual.model == judged.model
+    assert judged.model["pipeline_parallel"] == 2
+    laid = make_cost(cost.cluster, replace(cost.model, **judged.model))
+    race = race_of(told, Sample.of(told))
+    one, *others = sized(Candidate(replace(cost.model, **usual.model), Mesh(laid, **usual.keys)), race)
+    assert others
+    assert all(other.seconds(race.few) <= KNOWN * one.seconds(race.few) for other in others)
+    mean = {one.mesh.pack_tokens: one.seconds(Sample.of(told).played, DearTurns) for one in (one, *others)}
+    assert judged.keys["pack_tokens"] == min(mean, key=lambda tokens: mean[tokens])
+    assert judged.keys["pack_tokens"] > usual.keys["pack_tokens"]
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from zbench.api.placement import placement_words
 from zbench.api.reshard import reshard_words
 from zbench.api.settings import command_settings, lengths_of_file, yaml_value
 from zbench.console.command import Parser
-from zbench.cost.groups import of_gpu
 from zbench.cost.memory.peak import peak_bytes
+from zbench.cost.ranks_of_gpus import of_gpu
 from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.describe.worlds import World
 from zbench.interfaces.published import VARIANT

@@ -3,9 +3,9 @@
 The bound is all work, perfectly balanced, nothing ever waiting for a message: linear modules on an even share of
 the tokens, attention of whole sequences (cutting one only adds tiles and launches) spread evenly,
 the head, and the optimizer. Never less than what cannot be divided: a token is on one rank, or on those of a
-pipeline, layer after layer. With stages (zbench.cost.stacks) it is the work of the last one, which has the head; that
-it begins late is left out, as a micro-batch may be as small as a token. Nor less than a link to a host has copies
-(zbench.cost.least_copies).
+pipeline, layer after layer. With stages (zbench.cost.ranks_of_gpus) it is the work of the last one, which has the
+head; that it begins late is left out, as a micro-batch may be as small as a token. Nor less than a link to a host has
+copies (zbench.cost.least_copies).
 
 The ceiling knows gathers of parameters and reductions of gradients too (zbench.cost.collective), which no plan can do
 without: what of them no layer can hide. Attention sends nothing in it. results/docs/ceiling.md has the proof.

@@ -8,6 +8,8 @@ backward. With ZeRO-2 a rank keeps its share of the gradients alone, so every mi
 (Rajbhandari et al. 2020, arXiv 1910.02054, section 7.2.2) a rank keeps neither, so every micro-batch gathers parameters
 for its forward and again for its backward, and reduces its gradients. Pipelines of different shapes
 (zbench.plans.pipelines) keep theirs for the step in either case.
+
+Seconds of these are what planners compare plans by; whole steps (zbench.simulator.steps) play every message.
 """
 
 from dataclasses import dataclass, replace
@@ -150,16 +152,26 @@ class Collectives:
         more = self.reduce + (self.gather if self.every_micro_batch else 0.0) - span
         return max(self.reduce / self.num_layers, span / self.num_layers + more, nic + more)
 
-    def once_seconds(self, first: float, last: float, busy: float) -> float:
-        """Gives what one gather and one reduction add to a step, as with ZeRO-1: nothing where both are in every
-        micro-batch.
+    def end_of_pipelines(self, total: Floats, first: Floats, last: Floats, busy: Floats) -> float:
+        """Gives the seconds in which pipelines side by side have computed, and gathered and reduced what a step does
+        once.
 
-        first, last: seconds of the layers of the first micro-batch, whose forward the gather is beside, and of the
-        last, whose backward the reduction is. busy: the share of the time in which layers keep the busiest NIC busy.
+        total, first, last: seconds of each pipeline, of all its micro-batches, and of its first and its last on one
+        stage after the other, float64 [pipelines]. busy: of each, the share of the time in which its layers keep the
+        NICs of its stages busy.
+
+        Each pipeline waits for parameters in its own first forward. Gradients are summed over all pipelines, so a layer
+        is reduced when the last of them has its gradients: one whose last micro-batch is short has them late, and what
+        others could have hidden by then does not count.
         """
         ahead, back = first / self.passes, last - last / self.passes
-        shown = 0.0 if self.every_micro_batch else self.shown_in_forward(ahead, busy * ahead)
-        return shown if self.reduced else shown + self.backward(back, busy * back)
+        waits = [self.shown_in_forward(*both) for both in zip(ahead.tolist(), (busy * ahead).tolist(), strict=True)]
+        ends = total + waits
+        begins = ends - back  # of each one's last backward
+        reduced = float((begins + back / self.num_layers).max()) + self.reduce
+        own = busy * np.minimum(ends - begins.max(), back)  # of a NIC's seconds from then on, for messages of layers
+        shared = float(begins.max() + own.max()) + self.reduce
+        return max(reduced, shared, float(ends.max()) + self.reduce / self.num_layers)
 
     def micro_batch_seconds(self, layers: float) -> float:
         """Gives the seconds of a micro-batch whose layers take `layers` on the slowest rank, with its own collectives.

@@ -42,8 +42,8 @@ class Cost(LinearCost):
         not. even_slices: pipelines cut parameters in slices that are alike, as in whole steps; elsewhere stages of more
         GPUs than kv heads have these twice.
     tp, bonded_nics: GPUs that are one rank, NICs that are one of `cluster`, which with `model` is then as
-        zbench.cost.groups makes them. inner: the domains of GPUs that such a group has.
-    pp: stages; `cluster` is then that of one stage, and a rank is one of each (zbench.cost.stacks).
+        zbench.cost.ranks_of_gpus makes them. inner: the domains of GPUs that such a group has.
+    pp: stages; `cluster` is then that of one stage, and a rank is one of each (zbench.cost.ranks_of_gpus).
     single: where a rank is more than one GPU, the cost model of GPUs that this one was made of.
     expert_gpus, expert_cut: GPUs that hold all experts of a layer together, and those over which each of these is cut.
     experts: how tokens choose them; draw: the seed of what is drawn of that and its step, None: any step. Only memory

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from zbench.cost.cost import Cost
-from zbench.cost.groups import grouped
-from zbench.cost.stacks import stacked
+from zbench.cost.ranks_of_gpus import with_ranks_of
 from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
@@ -42,8 +41,7 @@ def make_cost(
         exchanges=exchanges,
         layers_ahead=layers_ahead,
     )
-    cost = grouped(one, model.tensor_parallel)
-    return stacked(cost, model.pipeline_parallel)
+    return with_ranks_of(one, model.tensor_parallel, model.pipeline_parallel)
 
 
 def cost_like(cost: Cost, cluster: Cluster, model: Model, pipelines: bool) -> Cost:
@@ -51,6 +49,7 @@ def cost_like(cost: Cost, cluster: Cluster, model: Model, pipelines: bool) -> Co
     `make_cost`."""
     of_steps = cost.even_slices, cost.expert_gpus, cost.expert_cut, cost.exchanges, cost.layers_ahead
     found = make_cost(cluster, model, pipelines, *of_steps).routed_by(cost.experts, cost.draw)
+    found = found.of_part(cost.opens_step, cost.closes_step)
     return found if cost.waits_for_hosts else found.not_waiting
 
 

@@ -4,6 +4,9 @@ In a stage heads, matmuls and tokens are split over tp ranks as in Megatron-LM's
 parallelism (Korthikanti et al. 2022, arXiv 2205.05198): a layer gathers [tokens, hidden] before attention and before
 the feed-forward and reduces and scatters it behind them, likewise backward, where the inputs are gathered once more,
 behind matmuls.
+
+Planners alone ask for these seconds (hydraulis and zbench.simulator.estimate.pipelined); `refusal` and `in_whole_steps`
+say to all which pipelines there are. A whole job's own stages are zbench.cost.ranks_of_gpus.
 """
 
 from dataclasses import dataclass, replace

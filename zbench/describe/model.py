@@ -75,9 +75,9 @@ class Model(StagedLayers, ModelParameters, ExpertLayers):
     mlp_chunk_tokens: tokens that the feed-forward is computed for at a time, or "whole".
     loss_chunk_tokens: tokens whose logits there are at a time; "whole": all; "auto": as many as the torch executor has
         (zbench.cost.loss).
-    tensor_parallel: GPUs of a node that are one rank of a plan (zbench.cost.groups).
-    pipeline_parallel: stages that the layers are divided over (zbench.cost.stacks). micro_batches: parts of equal
-        tokens in which a batch with stages is planned, by systems that do not choose a number of their own.
+    tensor_parallel: GPUs of a node that are one rank of a plan (zbench.cost.ranks_of_gpus).
+    pipeline_parallel: stages that the layers are divided over (zbench.cost.ranks_of_gpus). micro_batches: parts of
+        equal tokens in which a batch with stages is planned, by systems that do not choose a number of their own.
     stage_layers: how many layers each stage has, or "even".
     offload: what is in the host memory of a GPU's node: "none", "inputs" of layers, from their forward to their
         backward, where these are all that they keep, "activations", all that layers keep, "optimizer", its state, which

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zbench.cost.cost import Cost
-from zbench.cost.groups import grouped
-from zbench.cost.stacks import stacked
+from zbench.cost.ranks_of_gpus import with_ranks_of
 from zbench.describe.cluster import Cluster
 from zbench.describe.device import Device
 from zbench.describe.model import Model
@@ -61,8 +60,8 @@ def cost_of_run(run: Run) -> Cost:
     config = run.start["config"]
     cluster, model = _plain(config["cluster"]), Model(**_plain(config["model"]), **_strategy_fields(config))
     device = Device(**_plain(cluster.pop("device")))
-    cost = grouped(Cost(Cluster(**cluster, device=device), model), model.tensor_parallel)
-    return stacked(cost, model.pipeline_parallel)
+    cost = Cost(Cluster(**cluster, device=device), model)
+    return with_ranks_of(cost, model.tensor_parallel, model.pipeline_parallel)
 
 
 def _strategy_fields(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class UsesPackages(Protocol):
 
 @runtime_checkable
 class PlansStages(Protocol):
-    """A system that chooses the number of micro-batches of a job with stages (zbench.cost.stacks) itself.
+    """A system that chooses the number of micro-batches of a job with stages (zbench.cost.ranks_of_gpus) itself.
 
     plans_stages: True where it does. To others zbench.interfaces.dealt gives a batch in parts.
     """

@@ -25,8 +25,8 @@ from functools import cached_property
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.cost.groups import of_gpu
 from zbench.cost.memory.peak import peak_bytes
+from zbench.cost.ranks_of_gpus import of_gpu
 from zbench.describe.batch import Batch
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.units import with_noun

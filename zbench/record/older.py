@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from zbench.cost.groups import of_gpu
+from zbench.cost.ranks_of_gpus import of_gpu
 from zbench.describe.cluster import PLAN
 from zbench.describe.exchanges import NONE
 from zbench.describe.expert_schedule import DRAWN, DROPLESS, FLAT, PLANNED, SEQUENTIAL, WITH_LAYER, ZIPF

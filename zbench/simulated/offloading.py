@@ -22,9 +22,8 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from zbench.cost.cost import Cost
-from zbench.cost.groups import grouped
 from zbench.cost.memory.fewest import fewest_of_pipelines, fewest_of_plan, least_shares
-from zbench.cost.stacks import stacked
+from zbench.cost.ranks_of_gpus import with_ranks_of
 from zbench.describe.batch import Batch
 from zbench.describe.checks import FEWEST
 from zbench.interfaces.abilities import PlansHosts
@@ -44,7 +43,7 @@ def chosen_offload(plans: Sequence[Plan], cost: Cost, tensor_parallel: int, stag
     """Returns the fewest layers of every micro-batch, each as if all that are under way with it were like it; of plans
     with pipelines of their own, where they differ, as few for all. cost: of GPUs; tensor_parallel: of these that are a
     plan's rank; stages: of a pipeline."""
-    of_ranks = stacked(grouped(cost, tensor_parallel), stages)
+    of_ranks = with_ranks_of(cost, tensor_parallel, stages)
     if plans[0].pipelines is not None:
         return (fewest_of_pipelines(tuple(plans), of_ranks),) * len(own_plans(plans))
     return tuple(fewest_of_plan(plan, of_ranks) for plan in plans)
@@ -117,5 +116,5 @@ def chosen_shares(
     """Returns of every micro-batch and each of its sequences the share of tokens of which something waits in host
     memory: the least with which it fits, each as if all that are under way with it were like it. cost,
     tensor_parallel, stages: as of chosen_offload."""
-    of_ranks = stacked(grouped(cost, tensor_parallel), stages)
+    of_ranks = with_ranks_of(cost, tensor_parallel, stages)
     return tuple(tuple(least_shares(plan, of_ranks).tolist()) for plan in plans)

@@ -27,7 +27,7 @@ def pipelined_seconds(plans: tuple[Plan, ...], cost: Cost) -> float:
     ahead, back = (np.stack([_attention(plan, cost, tp, backward) for plan in plans]) for backward in (False, True))
     leads, *shapes = pipelines.layout
     stages = {shape: Stage.of(cost, *shape) for shape in zip(*shapes, strict=True)}
-    busy = first = last = nic = 0.0
+    found = list[tuple[float, float, float, float]]()
     for lead, *shape in zip(leads, *shapes, strict=True):
         has = np.flatnonzero(tokens[:, lead])
         if not len(has):
@@ -35,10 +35,10 @@ def pipelined_seconds(plans: tuple[Plan, ...], cost: Cost) -> float:
         stage, own = stages[shape[0], shape[1]], tokens[has, lead]
         each = _micro_batches(stage, own, ahead[has, lead], back[has, lead])
         total = float(each.sum() + (stage.pp - 1) * each.max() + stage.head_seconds(own).sum())
-        first, nic = max(first, float(each[0])), max(nic, float(own.sum()) * stage.nic_seconds())
-        busy, last = max((busy, last), (total, float(each[-1])))
-    collectives = Collectives.of(cost, held(pipelines, cost))
-    return busy + collectives.once_seconds(first, last, nic / busy) + cost.optimizer_seconds()
+        busy = float(own.sum()) * stage.nic_seconds() / total
+        found.append((total, stage.pp * float(each[0]), stage.pp * float(each[-1]), busy))
+    of = Collectives.of(cost, held(pipelines, cost))
+    return of.end_of_pipelines(*np.array(found).T) + cost.optimizer_seconds()
 
 
 def _attention(plan: Plan, cost: Cost, tp: Ints, backward: bool) -> Floats:

@@ -8,9 +8,9 @@ neighbours do not need it runs ahead into the next layer, and, with ZeRO-1, into
 every forward and every backward gathers parameters from all ranks, so there they meet; with ZeRO-2 every backward sums
 gradients of all ranks, who have no room for those of more than a layer, so they meet in it.
 
-Of jobs with stages (zbench.cost.stacks) the stage that takes longest is played, by itself, and its longest micro-batch
-stands for the others: what one forward, one backward comes to where micro-batches are about alike. Plans with pipelines
-have a closed form (zbench.simulator.estimate.pipelined).
+Of jobs with stages (zbench.cost.ranks_of_gpus) the stage that takes longest is played, by itself, and its longest
+micro-batch stands for the others: what one forward, one backward comes to where micro-batches are about alike. Plans
+with pipelines have a closed form (zbench.simulator.estimate.pipelined).
 
 Whole steps (zbench.simulator.steps) have all there is to know of a step, and take three to six times as long to tell.
 """
@@ -21,9 +21,9 @@ from math import inf
 from zbench.cost.bound import bound_seconds
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
-from zbench.cost.groups import of_gpu
 from zbench.cost.memory.host_copies import copies_of_stages, plan_copies
 from zbench.cost.memory.peak import peak_bytes
+from zbench.cost.ranks_of_gpus import of_gpu
 from zbench.describe.batch import Batch
 from zbench.describe.degrees import WORLD, degrees_of
 from zbench.plans.plan import Plan

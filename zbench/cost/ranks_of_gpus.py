@@ -1,4 +1,4 @@
-"""Tensor parallelism inside a node: a plan's rank stands for a group of GPUs.
+"""Ranks that are several GPUs: a tensor-parallel group, and with stages one GPU or group of every stage.
 
 Megatron-LM's tensor with sequence parallelism (Korthikanti et al. 2022, arXiv 2205.05198) splits heads, matmuls and,
 between them, tokens evenly over the GPUs of a group, which all do the same at the same time. So a group is a rank with
@@ -6,7 +6,14 @@ so many times the rates, memory and links of a GPU; the query heads that its GPU
 many times the dimension, which no plan can cut. What it costs is zbench.cost.cost's `exchange_seconds`.
 What is said of memory is of a GPU (`of_gpu`).
 
-Of tensor parallelism as a planner's choice, with pipeline stages and groups of different sizes, see zbench.cost.stage.
+Stages are parts of the layers, equal ones unless a run says how many each has, on equal parts of the nodes, in order.
+The ranks with one place in every stage are a stack: they have the same tokens of every micro-batch, one stage after the
+other. So a plan is one of a stage, rings and all, and planners see a cluster of as many nodes as a stage has. What
+stages cost is told by whole steps (zbench.simulator.steps), and by zbench.simulator.estimate.step to planners.
+Parameters of the embedding and the head are counted as spread over all stages, the head's work on the last one.
+
+Of tensor parallelism and stages as a planner's choice, pipelines of different shapes side by side, see
+zbench.cost.stage.
 """
 
 from dataclasses import replace
@@ -15,6 +22,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.cluster import Cluster
 from zbench.describe.device import Device
 from zbench.describe.model import Model
+from zbench.describe.pipeline.staged_layers import EVEN
 from zbench.plans.plan import Ints
 
 _RATES = (
@@ -26,6 +34,16 @@ _RATES = (
     "attention_forward_flops",
     "attention_backward_flops",
 )
+
+
+def with_ranks_of(cost: Cost, tensor_parallel: int, stages: int) -> Cost:
+    """Returns the cost model whose ranks are GPUs of all stages, groups of them with tensor parallelism, given `cost`,
+    of GPUs.
+
+    Raises:
+        ValueError: groups or stages cannot be alike.
+    """
+    return stacked(grouped(cost, tensor_parallel), stages)
 
 
 def grouped(cost: Cost, tp: int) -> Cost:
@@ -67,6 +85,25 @@ def grouped(cost: Cost, tp: int) -> Cost:
         inner=tuple(one for one in cluster.domains if one.gpus <= tp),
         single=cost.gpus,
     )
+
+
+def stacked(cost: Cost, pp: int) -> Cost:
+    """Returns the cost model of one of `pp` stages, given `cost`, of the whole cluster.
+
+    Raises:
+        ValueError: stages cannot be alike: pp does not divide nodes, or layers unless each stage's number is given.
+    """
+    cost.model.with_stages(pp).check_stages()
+    if pp == 1:
+        return cost
+    cluster, model = cost.cluster, cost.model
+    layers = model.num_layers if model.stage_layers == EVEN else 0
+    for name, count in (("cluster.num_nodes", cluster.num_nodes), ("model.num_layers", layers)):
+        if count % pp:
+            numbers = ", or parallel.stage_layers has a number for each" if name == "model.num_layers" else ""
+            raise ValueError(f"parallel.pipeline_parallel is {pp}; it has to divide {name}={count}{numbers}")
+    stage = replace(cluster, num_nodes=cluster.num_nodes // pp)
+    return replace(cost, cluster=stage, pipelines=False, pp=pp, single=cost.gpus)
 
 
 def of_gpu(size: Ints, tp: int) -> Ints:
