@@ -11,5 +11,6 @@ def test_distinct_is_what_numpy_says(size: int) -> None:
     values = np.random.default_rng(size).integers(-50, 50, size)
     before = values.copy()
     found = distinct(values)
-    assert np.array_equal(found, np.unique(values)) and found.dtype == values.dtype
+    assert np.array_equal(found, np.unique(values))
+    assert found.dtype == values.dtype
     assert np.array_equal(values, before)
