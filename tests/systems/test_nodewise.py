@@ -1,6 +1,6 @@
 """Nodewise: placements hold every token once, fill evenly and respect memory."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from itertools import pairwise
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import zbench
 from tests.helpers.arithmetic import arithmetic
-from tests.helpers.oracles import batches, small
+from tests.helpers.oracles import H100, batches, small
 from tests.helpers.strategies import lengths as drawn_lengths
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
@@ -93,6 +93,7 @@ def test_chunks_that_cannot_be_are_refused(value: object) -> None:
         "allow_uneven_nodes",
         "play_least_nic_use",
         "homes_where_lacking",
+        "play_experts",
         "pair_backward_keys",
         "move_cuts",
         "move_sequences",
@@ -103,6 +104,35 @@ def test_chunks_that_cannot_be_are_refused(value: object) -> None:
 def test_a_switch_takes_true_or_false(name: str) -> None:
     with pytest.raises(ValueError, match=f"system.{name} is 1; it takes true or false"):
         Nodewise(small(2, 2), **{name: 1})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sharding", ["zero2", "zero3"])
+def test_plans_are_faster_that_know_where_ranks_meet(sharding: str) -> None:
+    """Four nodes, each of which holds all experts: what planners that have all experts at home see of a layer is mostly
+    gathers that no step has."""
+    one = small(4, 4, H100)
+    model = replace(one.model, num_layers=8, sharding=sharding, num_experts=16, experts_per_token=2, ffn_hidden=2048)
+    cost = make_cost(replace(one.cluster, nics_per_node=4), model, pipelines=False, expert_gpus=4)
+    rng, taken = np.random.default_rng(5), {True: 0.0, False: 0.0}
+    for step in range(4):
+        batch = Batch(np.exp(rng.uniform(np.log(256), np.log(32768), 12)).astype(np.int64), 0, step)
+        for kind in taken:
+            plans = Nodewise(cost, play_experts=kind).plan(batch)
+            verify_step(batch, plans, cost)
+            taken[kind] += Simulated(cost, expert_parallel=4).step(batch, plans).seconds
+    assert taken[True] < 0.95 * taken[False]
+
+
+def test_where_tokens_have_their_experts_nothing_changes() -> None:
+    """Of dense models, and of experts at home, plans are the same with this switch and without."""
+    dense = small(2, 4)
+    model = replace(dense.model, num_experts=8, experts_per_token=2)
+    for cost in (dense, make_cost(dense.cluster, model, pipelines=False)):
+        for batch in batches(2):
+            one, other = (Nodewise(cost, play_experts=kind).plan(batch)[0] for kind in (True, False))
+            for ours, theirs in ((one.forward, other.forward), (one.backward, other.backward)):
+                for field in fields(ours):
+                    assert np.array_equal(getattr(ours, field.name), getattr(theirs, field.name))
 
 
 @settings(max_examples=300)
