@@ -22,7 +22,7 @@ from zbench.step.template import Step
 
 
 class OwnChoice(Protocol):
-    """What is chosen for one worker's part of a batch."""
+    """The choice for one worker's part of a batch."""
 
     @property
     def steps(self) -> ProvenSteps:
