@@ -1,4 +1,4 @@
-"""What ranks send to experts on other GPUs: as many rows as are expected of the law by which experts are drawn."""
+"""Rows that ranks send to experts on other GPUs: as many as are expected of the law by which experts are drawn."""
 
 from collections.abc import Iterator
 from math import comb

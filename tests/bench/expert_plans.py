@@ -1,0 +1,61 @@
+"""Plans that know where ranks meet on the way to experts: `python -m tests.bench.expert_plans` (simulated).
+
+The first batch of nine workloads, 4 nodes of 8 H800, seconds of whole steps by nodewise: as if all experts were at a
+token's home (system.play_experts=false), as it plans, and what is left where all is shared evenly: the bound, and the
+way of as many tokens on every GPU to experts and home, all sent at once. The last is no bound, as shared experts are
+computed beside messages.
+"""
+
+from collections.abc import Iterator
+from math import exp, log
+
+import numpy as np
+from hydra import compose, initialize_config_dir
+
+from zbench import CONF
+from zbench.run.parts import Parts
+from zbench.run.settings import Settings
+from zbench.simulated.compared import ComparedSteps
+from zbench.simulated.executor import Simulated
+from zbench.simulator.estimate.expert_layer import ExpertLayer
+from zbench.systems.nodewise.planner import Nodewise
+
+DRAWN = ("longtail_128k", "arxiv", "github", "wikipedia", "prolong64k", "byted_2m", "pystdlib")
+WORKLOADS = (*DRAWN, "fixed_128k", "fixed_512")
+MODELS = {
+    "deepseek_moe_16b": ("sharding=zero2", "parallel.expert_parallel=32"),
+    "mixtral_8x7b": ("sharding=zero3", "parallel.expert_parallel=8"),
+}
+
+
+def rows(model: str) -> Iterator[tuple[str, float, float, float]]:
+    for workload in WORKLOADS:
+        words = [f"model={model}", *MODELS[model], "cluster=h800_4x8", f"workload={workload}", "tracker=none"]
+        config = compose("config", words)
+        parts = Parts.of(config, Settings.of(config))
+        cost, batch, layer = parts.cost, parts.batch(0), ExpertLayer.of(parts.cost)
+        assert isinstance(parts.executor, Simulated)
+        assert layer is not None
+        steps = ComparedSteps(parts.executor)
+        before, after = (
+            steps.compared_seconds(batch, Nodewise(cost, play_experts=kind).plan(batch)) for kind in (False, True)
+        )
+        sent = cost.layers * layer.least_exchange(batch.num_tokens / cost.cluster.num_ranks)
+        yield workload, before, after, parts.executor.bound_seconds(batch) + sent
+
+
+def main() -> None:
+    for model in MODELS:
+        print(
+            f"| {model} | at home | where they are | times as fast | shared evenly |\n|---|---|---|---|---|", flush=True
+        )
+        gains = []
+        for workload, before, after, even in rows(model):
+            print(f"| {workload} | {before:.3f} | {after:.3f} | {before / after:.2f} | {even:.3f} |", flush=True)
+            gains.append(log(before / after))
+        print(f"| geometric mean | | | {exp(float(np.mean(gains))):.3f} | |", flush=True)
+
+
+if __name__ == "__main__":
+    with initialize_config_dir(version_base=None, config_dir=str(CONF)):
+        main()
