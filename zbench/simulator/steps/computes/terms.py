@@ -28,7 +28,8 @@ _PASSES: Mapping[str, tuple[float, float]] = MappingProxyType({
 MATMULS = ("", "turn", "turn_keys", "score", "weigh", "enter", "leave")  # functions that multiply with a parameter
 _SORTED = ("enter", "leave", "enter_d0", "leave_d1")  # with which hidden states come into another order
 _SHARES = "leave_d0"  # the gradient of shares: products with u of what leave_d1's matmul makes, by row
-_STARTS = 2  # kernels of a formula: 20 of the 10 of a dense layer's forward beside attention (Cost.LAYER_KERNELS)
+# Kernels of a formula: a dense layer's forward has 10 beside attention, and LAYER_KERNELS (zbench.cost.linear) 20.
+_STARTS = 2
 # Parts of other kernels: of attention's backward, the head's, norm_d0; and attention, which is counted as a plan's.
 _FREE = ("row_sums", "lose", "regress", "norm_d1", "attend", "attend_d")
 _DERIVATIVE = re.compile(r"_d(\d)$")
