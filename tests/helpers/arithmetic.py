@@ -72,4 +72,5 @@ def without_collectives() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("shown_in_forward", "backward"):
             patch.setattr(Collectives, name, lambda *_: 0.0)
+        patch.setattr(Collectives, "end_of_pipelines", lambda _, total, *__: float(total.max()))
         yield

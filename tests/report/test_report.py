@@ -157,13 +157,13 @@ def test_a_timeline_holds_what_the_record_sums(system: str, runs: dict[str, Run]
     assert max(np.add(of["begin"], of["length"])) == pytest.approx(1e6 * step["seconds"], rel=1e-6)
 
 
-def of_attention(path: str, run: int, **model: object) -> None:
-    """Makes a record's run one of executor=simulated_attention, as there were such runs. model: keys of its model."""
+def of_attention(path: str, run: int, **memory: object) -> None:
+    """Makes a record's run one of executor=simulated_attention, as there were such runs. memory: keys of that group."""
     lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
     start = [line for line in lines if line["kind"] == "start"][run]
     start["config"]["executor"] = {"_target_": "zbench.simulator.estimate.step.StepEstimate"}
     start["config"]["choices"]["executor"] = "simulated_attention"
-    start["config"]["model"] |= model
+    start["config"]["memory"] |= memory
     Path(path).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -171,12 +171,12 @@ def test_runs_of_attention_alone_are_drawn_as_whole_steps_where_there_are_some(t
     settings = ["system=ring", "baseline=null", "steps=1"]
     of_attention(made(tmp_path, *settings), 0)
     hosts = ["memory.offload=optimizer", "cluster=h100_4x8", "cluster.num_nodes=2"]
-    path = made(tmp_path, *settings, *hosts, "parallel.pipeline_parallel=2", "sharding=zero1")
-    of_attention(path, 1, tied_embeddings=True)
+    path = made(tmp_path, *settings, *hosts, "parallel.pipeline_parallel=2", "sharding=zero3")
+    of_attention(path, 1, parameter_layers=2)  # which no whole step has in stages
     some, none = (report.look_inside(run, run.steps[0], {}) for run in read(path)[0])
     assert "attend forward" in some["timeline"]["names"]
     assert "again_seconds" not in some  # another clock told its seconds
-    assert "cannot be made again from its record: model.tied_embeddings is true" in none["problem"]
+    assert "cannot be made again from its record: memory.parameter_layers is 2 with" in none["problem"]
     steps, told = report.looked_into(read(path)[0], report.steps_to_show(read(path)[0], "first"))
     assert (len(steps), told) == (2, [])
 

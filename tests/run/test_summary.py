@@ -132,7 +132,7 @@ def test_a_system_that_chooses_other_degrees_than_the_run_s_says_so(parallel: di
     choices = {"choices": {"executor": "simulated", "system": "static_best"}, "changes": {}, "parallel": parallel}
     start: Any = {"config": config | choices, "facts": parts.facts(), "chosen": CHOSEN}
     own: Any = SimpleNamespace(start=start, system=object(), parts=parts)
-    lines = [line for line in about_words(own, parts, [SimpleNamespace(start=start)]) if "itself" in line]
+    lines = [line for line in about_words(own, parts, [SimpleNamespace(start=start, end=None)]) if "itself" in line]
     for line, words in zip(lines, told, strict=True):
         assert line.startswith(f"static_best chooses parallel.{words}")
         assert "system=mesh is a static configuration that takes parallel." in line
