@@ -226,5 +226,5 @@ def test_a_window_that_is_too_wide_is_named(
     found, told = run(3, f"cluster.device.memory_bytes='{room} B'")
     assert found.end is not None
     assert found.end["window"] == {"step": 0, "fits": 2}
-    assert "ring: sharding.window is 3, with which step 0 is the fullest of those out of memory; by its account" in told
-    assert "its plans fit with at most 2." in told
+    assert "ring: sharding.window is 3; the plans of step 0, the fullest that is out of memory," in told
+    assert "fit with at most 2." in told

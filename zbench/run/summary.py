@@ -91,8 +91,8 @@ def _too_wide(done: Sequence[Run]) -> list[str]:
         if found := (run.end or {}).get("window"):
             given = run.start["config"]["sharding"].get("window", 1)
             lines.append(
-                f"{label(run.start, 'system')}: sharding.window is {given}, with which step {found['step']} is the "
-                f"fullest of those out of memory; by its account its plans fit with at most {found['fits']}."
+                f"{label(run.start, 'system')}: sharding.window is {given}; the plans of step {found['step']}, the "
+                f"fullest that is out of memory, fit with at most {found['fits']}."
             )
     return lines
 
