@@ -51,12 +51,13 @@ def _check(model: Model, shapes: PipelineShapes) -> None:
     """Raises ValueError if a model cannot be cut for pipelines."""
     if model.num_experts > 1:
         raise ValueError(
-            f"model.num_experts is {model.num_experts}; plans have pipelines, and steps of these take models with 1"
+            f"model.num_experts is {model.num_experts}; plans have pipelines side by side, which are for models "
+            "without experts"
         )
     if model.tied_embeddings and max(shapes.pp) > 1:
         raise ValueError(
             f"model.tied_embeddings is true, as of {model.name}; plans have pipelines of up to {max(shapes.pp)} "
-            "stages, and side by side those of models with tied embeddings take 1"
+            "stages; side by side, pipelines of a model with tied embeddings have one stage each"
         )
     for name in CUT_BY_SLICES:
         if getattr(model, name) % shapes.slices:
