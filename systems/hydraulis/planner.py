@@ -66,8 +66,8 @@ class Hydraulis:
     pack of the last two, at most; None: what a pipeline holds. context_limit: the workload's; with the first two ways
     pack_tokens is nothing else. dispatch_orders: in which sequences are dealt.
     compare_whole_steps: strategies are compared by the whole step and the change from `usual`, as near which strategies
-    are near each other, whatever the step before had, and strategies
-    without narrow pipelines are proposed, too; off: by the slowest pipeline, the paper's objective.
+    are near each other, whatever the step before had, and those without narrow pipelines are proposed, too; off: by the
+    slowest pipeline, the paper's objective.
 
     Raises:
         ValueError: dispatch_orders or pack_tokens is not a whole number of at least 1, compare_whole_steps not true or

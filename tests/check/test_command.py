@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ from zbench.__main__ import main
 
 HERE = examples.__name__
 GOOD = {"lengths": [100, 50, 60, 7], "micro_batches": [[[0], [0], [1], [2]], [[3], [3], [3], [3]]]}
+# Takes the words behind `zbench check`; returns the exit code and what is printed.
+Call = Callable[[str], tuple[int, str]]
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
     def of(line: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["zbench", "check", *line.split()])
         code = main()
@@ -25,7 +28,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  
     return of
 
 
-def test_exit_codes_and_the_line_that_shows_it_again(call) -> None:  # type: ignore[no-untyped-def]
+def test_exit_codes_and_the_line_that_shows_it_again(call: Call) -> None:
     code, told = call("loss torch case=even,masked")
     assert code == 0
     assert "torch: 2 of 2 cases exact" in told
@@ -37,7 +40,7 @@ def test_exit_codes_and_the_line_that_shows_it_again(call) -> None:  # type: ign
 
 
 @pytest.mark.parametrize("line", ["--help", "loss --help", "attention -h", "loss torch --help", "schedule --help"])
-def test_help_stands_anywhere(call, line: str) -> None:  # type: ignore[no-untyped-def]
+def test_help_stands_anywhere(call: Call, line: str) -> None:
     code, told = call(line)
     assert code == 0
     assert "zbench check schedule FILE.json" in told
@@ -71,7 +74,7 @@ def test_help_stands_anywhere(call, line: str) -> None:  # type: ignore[no-untyp
         ("schedule %text contract=any_rings ranks=4", "which is no JSON"),
     ],
 )
-def test_bad_words(call, line: str, told: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_bad_words(call: Call, line: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text(json.dumps(GOOD))
     (tmp_path / "text").write_text("a b c")
     code, found = call(line.replace("@", str(tmp_path / "s.json")).replace("%", f"{tmp_path}/"))
@@ -79,7 +82,7 @@ def test_bad_words(call, line: str, told: str, tmp_path: Path) -> None:  # type:
     assert told in found
 
 
-def test_schedules(call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_schedules(call: Call, tmp_path: Path) -> None:
     path = tmp_path / "s.json"
     path.write_text(json.dumps(GOOD))
     code, told = call(f"schedule {path} contract=aligned_pow2_rings ranks=4")

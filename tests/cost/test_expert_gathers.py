@@ -61,3 +61,16 @@ def test_more_gpus_for_the_same_experts_never_gather_more(shape: tuple[int, int]
     for one, other in ((some.gather_ports, more.gather_ports), (some.reduce_ports, more.reduce_ports)):
         assert (other <= one * (1 + 1e-9)).all()
     assert more.gather <= some.gather * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("sharding", ["none", "zero1", "zero2", "zero3"])
+def test_a_part_of_a_step_has_what_it_gathers_and_reduces(sharding: str) -> None:
+    """What a step does once is in its first and its last part alone, that of experts as well."""
+    cost = with_experts((2, 4), 4, sharding)
+    whole, every = expert_collectives(cost), Collectives.of(cost)
+    for opens, closes in ((True, False), (False, False), (False, True)):
+        part = expert_collectives(cost.of_part(opens, closes))
+        gathers, reduces = opens or every.every_micro_batch, closes or every.reduced
+        assert (part.gather_ports == whole.gather_ports * gathers).all()
+        assert (part.reduce_ports == whole.reduce_ports * reduces).all()
+        assert (part.gather, part.reduce) == (whole.gather * gathers, whole.reduce * reduces)

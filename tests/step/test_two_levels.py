@@ -126,7 +126,7 @@ def parameters_of(groups: int, degree: int, degrees: ShardDegrees) -> ShardedPar
     ids=str,
 )
 def test_degrees_that_have_two_levels(groups: int, degree: int, degrees: ShardDegrees, told: str) -> None:
-    """Of nodes of four."""
+    """Collectives on nodes of four GPUs: a run of several nodes with several members in each has two levels."""
     parameters = parameters_of(groups, degree, degrees)
     if not told:
         check_levels(parameters, 4)

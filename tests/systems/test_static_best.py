@@ -131,7 +131,7 @@ class DearTurns:
 
 
 def test_the_runs_clock_judges_micro_batches_that_the_estimate_has_as_fast() -> None:
-    """Of stages' micro-batches planners' estimate prefers smaller ones by less than it knows."""
+    """With stages, sizes of micro-batches that planners' estimate has within its error of each other are played."""
     cost = small(2, 2)
     cost = replace(cost, cluster=replace(cost.cluster, nic_bandwidth=2e8), model=replace(cost.model, sharding="zero1"))
     told = study_of(cost, 3000, 2000)

@@ -61,10 +61,13 @@ class Collectives:
         ZeRO-3 let them go again."""
         cut = cost.model.sharding
         found = Collectives._nested(cost, cut) if isinstance(cut, ShardDegrees) else Collectives._of_levels(cost, held)
-        return found if cost.opens_step and cost.closes_step else found._of_part(cost.opens_step, cost.closes_step)
+        return found.of_part(cost)
 
-    def _of_part(self, opens: bool, closes: bool) -> "Collectives":
-        """Leaves out what a step does once in a micro-batch that is not of the part."""
+    def of_part(self, cost: Cost) -> "Collectives":
+        """Leaves out what a step does once in a micro-batch that is not of the part of it that `cost` is of."""
+        if cost.opens_step and cost.closes_step:
+            return self
+        opens, closes = cost.opens_step, cost.closes_step
         gathers, reduces = opens or self.every_micro_batch, closes or self.reduced
         return replace(
             self,

@@ -19,23 +19,25 @@ from zbench.describe.links import NIC
 
 
 def expert_collectives(cost: Cost) -> Collectives:
-    """Works out the collectives of a job whose experts `cost.expert_gpus` GPUs hold together. With nested degrees of
-    sharding, and where each GPU has all experts, they are those of `Collectives.of`."""
-    of, model = Collectives.of(cost), cost.model
+    """Works out the collectives of a job whose experts `cost.expert_gpus` GPUs hold together, or of a part of a step
+    (Cost.of_part). With nested degrees of sharding, and where each GPU has all experts, they are those of
+    `Collectives.of`."""
+    of, model = Collectives.of(cost.of_step), cost.model
     if cost.expert_gpus <= 1 or isinstance(model.sharding, ShardDegrees):
-        return of
+        return of.of_part(cost)
     experts = float(model.expert_params * (model.num_layers - model.dense_layers)) / cost.pp
     common = 1 - experts / (float(model.placed_params) / cost.pp)
     halves = 2 if degrees_of(model.sharding).optimizer == 1 else 1  # an all-reduce is a reduction and a gather
     gather = common * of.gather_ports + _expert_ports(cost, model.element_bytes * experts)
     reduce = common * of.reduce_ports + halves * _expert_ports(cost, GRADIENT_BYTES * experts)
-    return replace(
+    found = replace(
         of,
         gather=float(gather.max()) + hop_seconds(cost),
         reduce=float(reduce.max()) + hop_seconds(cost),
         gather_ports=gather,
         reduce_ports=reduce,
     )
+    return found.of_part(cost)
 
 
 def _expert_ports(cost: Cost, size: float) -> Floats:

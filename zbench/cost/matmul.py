@@ -42,7 +42,7 @@ def check_no_shapes(device: Device) -> None:
     if device.matmul_shapes:
         raise ValueError(
             "cluster.device.matmul_shapes is true (as in world=matmul_shapes); only executor=simulated plays matmuls "
-            "by their shape, everything else takes False"
+            "by their shape, everything else takes false"
         )
 
 

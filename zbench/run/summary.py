@@ -89,7 +89,7 @@ def _too_wide(done: Sequence[Run]) -> list[str]:
     lines = []
     for run in done:
         if found := (run.end or {}).get("window"):
-            given = run.start["config"]["sharding"].get("window", 1)
+            given = run.start["config"]["sharding"].get("window", 1)  # as StepOverlap has it where a yaml is silent
             lines.append(
                 f"{label(run.start, 'system')}: sharding.window is {given}; the plans of step {found['step']}, the "
                 f"fullest that is out of memory, fit with at most {found['fits']}."

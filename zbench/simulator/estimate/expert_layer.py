@@ -46,7 +46,8 @@ class ExpertLayer:
 
     @staticmethod
     def of(cost: Cost) -> "ExpertLayer | None":
-        """Returns the layers of a job; None where tokens have all experts at home."""
+        """Returns the layers of a job; None where tokens have all experts at home. Popularity that drifts is that of
+        the first step where the job is of no step in particular."""
         ranks = cost.expert_gpus // cost.tp
         if cost.model.num_experts == 1 or ranks <= 1:
             return None
