@@ -1,12 +1,15 @@
-"""Plans that know where ranks meet on the way to experts: `python -m tests.bench.expert_plans` (simulated).
+"""Plans that know where ranks meet on the way to experts (simulated).
 
-The first batch of nine workloads, 4 nodes of 8 H800, seconds of whole steps by nodewise: as if all experts were at a
-token's home (system.play_experts=false), as it plans, and what is left where all is shared evenly: the bound, and the
-way of as many tokens on every GPU to experts and home, all sent at once. The last is no bound, as shared experts are
-computed beside messages.
+python -m tests.bench.expert_plans [MODEL ...] [batches=1,2]   # the first batch where none is named: two minutes
+
+Nine workloads; of batches that are named the seven that are drawn. 4 nodes of 8 H800, seconds of whole steps by
+nodewise: as if all experts were at a token's home (system.play_experts=false), as it plans, and what is left where all
+is shared evenly: the bound, and the way of as many tokens on every GPU to experts and home, all sent at once. The last
+is no bound, as shared experts are computed beside messages.
 """
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from math import exp, log
 
 import numpy as np
@@ -25,15 +28,17 @@ WORKLOADS = (*DRAWN, "fixed_128k", "fixed_512")
 MODELS = {
     "deepseek_moe_16b": ("sharding=zero2", "parallel.expert_parallel=32"),
     "mixtral_8x7b": ("sharding=zero3", "parallel.expert_parallel=8"),
+    "moe_8x550m": ("sharding=zero2", "parallel.expert_parallel=8"),
 }
+BATCHES = "batches="
 
 
-def rows(model: str) -> Iterator[tuple[str, float, float, float]]:
-    for workload in WORKLOADS:
+def rows(model: str, workloads: Sequence[str], number: int) -> Iterator[tuple[str, float, float, float]]:
+    for workload in workloads:
         words = [f"model={model}", *MODELS[model], "cluster=h800_4x8", f"workload={workload}", "tracker=none"]
         config = compose("config", words)
         parts = Parts.of(config, Settings.of(config))
-        cost, batch, layer = parts.cost, parts.batch(0), ExpertLayer.of(parts.cost)
+        cost, batch, layer = parts.cost, parts.batch(number), ExpertLayer.of(parts.cost)
         assert isinstance(parts.executor, Simulated)
         assert layer is not None
         steps = ComparedSteps(parts.executor)
@@ -44,18 +49,21 @@ def rows(model: str) -> Iterator[tuple[str, float, float, float]]:
         yield workload, before, after, parts.executor.bound_seconds(batch) + sent
 
 
-def main() -> None:
-    for model in MODELS:
+def main(words: Sequence[str]) -> None:
+    models = [one for one in words if not one.startswith(BATCHES)] or ["deepseek_moe_16b", "mixtral_8x7b"]
+    numbers = [int(one) for word in words if word.startswith(BATCHES) for one in word.removeprefix(BATCHES).split(",")]
+    for model in models:
         print(
             f"| {model} | at home | where they are | times as fast | shared evenly |\n|---|---|---|---|---|", flush=True
         )
         gains = []
-        for workload, before, after, even in rows(model):
-            print(f"| {workload} | {before:.3f} | {after:.3f} | {before / after:.2f} | {even:.3f} |", flush=True)
-            gains.append(log(before / after))
+        for number in numbers or [0]:
+            for workload, before, after, even in rows(model, DRAWN if numbers else WORKLOADS, number):
+                print(f"| {workload} | {before:.3f} | {after:.3f} | {before / after:.2f} | {even:.3f} |", flush=True)
+                gains.append(log(before / after))
         print(f"| geometric mean | | | {exp(float(np.mean(gains))):.3f} | |", flush=True)
 
 
 if __name__ == "__main__":
     with initialize_config_dir(version_base=None, config_dir=str(CONF)):
-        main()
+        main(sys.argv[1:])

@@ -122,8 +122,8 @@ def test_stages_have_micro_batches_to_fill_them() -> None:
 
 @pytest.mark.parametrize("sharding", ["zero2", "zero3"])
 def test_a_stage_in_shards_has_the_seconds_of_its_step(sharding: str) -> None:
-    """And is no fuller than one in slices, with shards of weights less; all GPUs gather weights alike, of stages or of
-    one."""
+    """A stage in shards is no fuller than one in slices, and with shards of weights less full; all GPUs gather weights
+    alike, of stages or of one."""
     of = prices("grpo", nodes=2)
     staged, one, slices = (
         PackedModel(replace(of.models["actor"], sharding=how, pipeline_parallel=stages), 16, 2700)

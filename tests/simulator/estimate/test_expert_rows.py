@@ -30,7 +30,7 @@ def test_a_token_has_as_many_rows_as_experts_at_most(degree: int, skew: float) -
 
 @given(st.lists(st.integers(0, 5000), min_size=8, max_size=8))
 def test_a_rank_sends_for_its_own_tokens_alone(tokens: list[int]) -> None:
-    """But for a NIC that ranks share: of that each has what all of its ranks send."""
+    """A NIC that ranks share is the exception: of that each rank has what all of its ranks send."""
     cost, how = job(2, 4, 8), ExpertParallel(degree=8)
     sent = send_seconds(cost, how, np.array(tokens))
     of_node = send_seconds(cost, how, np.repeat(np.reshape(tokens, (2, 4)).mean(axis=1), 4))

@@ -8,7 +8,7 @@ from typing import Any
 from zbench.describe.checks import CHOSEN
 from zbench.describe.degrees import NESTED
 from zbench.describe.exchanges import NONE, ExchangeOverlap
-from zbench.describe.expert_schedule import DRAWN, FLAT, PLANNED, SEQUENTIAL, WITH_LAYER, Experts
+from zbench.describe.expert_schedule import DRAWN, FLAT, LINA, PLANNED, SEQUENTIAL, WITH_LAYER, Experts
 from zbench.describe.job import TRAINING, RolloutJob
 from zbench.describe.model import NONE as NOWHERE
 from zbench.describe.model import RECOMPUTE, WHOLE
@@ -99,9 +99,10 @@ class TrainingStrategy:
                 f"are drawn, so it takes {DRAWN}"
             )
         if experts.exchanges.reduces_between:
+            instead = " and another schedule, as experts=pipemoe" if experts.schedule == LINA else ""
             raise ValueError(
                 f"experts.gradients is {experts.gradients}; with {sync} workers would cut a layer's gradients, and so "
-                f"its shards, in pieces of their own, which no average adds up, so it takes {WITH_LAYER}"
+                f"its shards, in pieces of their own, which no average adds up, so it takes {WITH_LAYER}{instead}"
             )
         if experts.homes != PLANNED:
             raise ValueError(
