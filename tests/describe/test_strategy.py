@@ -379,7 +379,10 @@ def test_workers_of_rounds_have_no_groups_or_stages(key: str) -> None:
             Experts("lina", 2, gradients="between"),
             r"experts\.gradients is between; with sync=.* so it takes layer and another schedule, as experts=pipemoe",
         ),
-        (Experts("fsmoe", gradients="between"), r"experts\.gradients is between; with sync=.* so it takes layer"),
+        (
+            Experts("fsmoe", "auto", gradients="between"),
+            r"experts\.gradients is between; with sync=.* so it takes layer",
+        ),
         (Experts(homes="even"), r"experts\.homes is even; with sync=local_sgd .* so it takes planned"),
         (Experts(routing="token_choice"), r"experts\.routing is token_choice; with sync=.* so it takes drawn"),
     ],
