@@ -30,7 +30,7 @@ from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.router.seats import RouterSeats
 from zbench.step.passes.routing import TOGETHER, ExpertParallel, Routing
 from zbench.step.proof.prove import StepError, prove_step
-from zbench.step.template import ACROSS, Step
+from zbench.step.template import ACROSS, Items, Step
 
 MODEL = Model(name="tiny", num_layers=2, hidden=6, num_heads=4, num_kv_heads=2, head_dim=4, ffn_hidden=8, vocab=12)
 WHOLE_CUTS = TokenCuts()
@@ -210,6 +210,18 @@ def chosen_routes(
     return [found[n] for n in sorted(found)]
 
 
+def resting_gradients(run: StepInterpreter, step: Step, items: Items) -> set[tuple[str, int]]:
+    """The parameters, by name and layer (0 of those outside the layers), whose gradients are among what a step begins
+    with, or ends with: a run's first step begins with none, and leaves what they are of as it was."""
+    found = {
+        (name[1:], layer)
+        for name, layers, *_ in run.resting(step.layouts[0], items)
+        for layer in (layers if name[1:] not in dense_step.OUTSIDE else [0])
+        if name[0] == "d"
+    }
+    return found | ({("wh", 0)} if has_two_tables(step) and ("we", 0) in found else set())
+
+
 def execute(
     step: Step,
     plans: list[Plan],
@@ -235,18 +247,9 @@ def execute(
     draw = np.random.default_rng(5)
     begun = {name[1:]: layers for name, layers, *_ in run.resting(layout, step.begins) if name[0] == "d"}
     run.gradients = {name: draw.normal(size=given[name].shape) for name in begun}
-    carried, left = (
-        {
-            (name[1:], layer)
-            for name, layers, *_ in run.resting(layout, items)
-            for layer in (layers if name[1:] not in dense_step.OUTSIDE else [0])
-            if name[0] == "d"
-        }
-        for items in (step.begins, step.ends)
-    )  # a run's first step begins with no gradients, and leaves what they are of as it was
-    if has_two_tables(step):  # which are updated by one gradient
-        run.gradients |= {"wh": run.gradients["we"]} if "we" in run.gradients else {}
-        carried, left = (every | ({("wh", 0)} if ("we", 0) in every else set()) for every in (carried, left))
+    carried, left = (resting_gradients(run, step, items) for items in (step.begins, step.ends))
+    if has_two_tables(step) and "we" in run.gradients:  # which are updated by one gradient
+        run.gradients["wh"] = run.gradients["we"]
     there = run.run()
     before_all, given = given, {name: value.copy() for name, value in given.items()}
     for name, layer in carried:  # updated before all else
