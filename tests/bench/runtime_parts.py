@@ -1,4 +1,4 @@
-"""Core seconds of a rank of executor=torch_whole_step by what its step does, by the clocks of its threads.
+"""Core seconds of a rank of executor=torch by what its step does, by the clocks of its threads.
 
 python -m tests.bench.runtime_parts [--steps N] [key=value ...]   # milliseconds a step, the mean of all ranks
 
@@ -111,10 +111,10 @@ def main(words: list[str]) -> None:
     steps = int(words[words.index("--steps") + 1]) if "--steps" in words else 20
     keys = [one for one in words if "=" in one]
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", ["executor=torch_whole_step", *keys, "tracker=none", "baseline=null"])
+        config = compose("config", ["executor=torch", *keys, "tracker=none", "baseline=null"])
     parts = Parts.of(config, Settings.of(config))
     system, executor = make_system(config, parts.cost), parts.executor
-    assert isinstance(executor, step_executor.TorchWholeStep)
+    assert isinstance(executor, step_executor.Torch)
     step_executor.RANK = "tests.bench.runtime_parts:ClockedRank"
     executor.start()
     assert executor._fleet is not None

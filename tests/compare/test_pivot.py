@@ -86,7 +86,7 @@ def test_why_nothing_tells_what_nics_send_for_is_told() -> None:
         run.start["config"]["choices"]["executor"] = "torch"
     told = "A dash of executor torch: what NICs send for is not told apart, as messages of parameters' and gradients'"
     assert told in pivot(rows(runs), ["nic_gradients"])
-    assert "executor=torch_whole_step" in pivot(rows(runs), ["nic_gradients"])
+    assert "executor=torch" in pivot(rows(runs), ["nic_gradients"])
     assert "A dash" not in pivot(rows(runs), ["nic_utilization"])
     assert "A dash" not in pivot(rows(both("w", 2.0)), ["nic_gradients"])
 

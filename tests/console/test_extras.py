@@ -28,5 +28,7 @@ def test_the_core_needs_no_optional_package() -> None:
 def test_what_is_missing_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     need("numpy", "anything")
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ValueError, match=r"^executor=torch needs the package torch, .* pip install 'zbench\[torch\]'$"):
-        need("torch", "executor=torch")
+    with pytest.raises(
+        ValueError, match=r"^executor=torch_attention needs the package torch, .* pip install 'zbench\[torch\]'$"
+    ):
+        need("torch", "executor=torch_attention")

@@ -23,7 +23,7 @@ def whole() -> Lines:
         config={
             "steps": 2,
             "tokens_per_gpu": 4,
-            "executor": {"_target_": "zbench.runtime.executor.Torch"},
+            "executor": {"_target_": "zbench.runtime.step_executor.Torch"},
             "choices": {"system": "ring", "workload": "github", "cluster": "h200_4x8"},
         },
         fingerprint={
@@ -112,8 +112,8 @@ def _drop(number: int) -> Callable[[Lines], None]:
     [
         (_set(0, "facts", "simulated", value=True), "facts.simulated is true"),
         (
-            _set(0, "config", "executor", "_target_", value="zbench.desk.executor.Desk"),
-            "config.executor._target_ is 'zbench.desk.executor.Desk'",
+            _set(0, "config", "executor", "_target_", value="zbench.desk.step_executor.Desk"),
+            "config.executor._target_ is 'zbench.desk.step_executor.Desk'",
         ),
         (_set(0, "fingerprint", "commit", value=None), "fingerprint.commit is None"),
         (_set(0, "fingerprint", "dirty", value=True), "fingerprint.dirty is True"),

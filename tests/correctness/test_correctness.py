@@ -107,8 +107,8 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 class Ranks:
-    """Stands for zbench.runtime.executor.Torch (real ranks are tests/project/test_gpu_session.py's); the first to start
-    die."""
+    """Stands for zbench.runtime.attention_executor.TorchAttention (real ranks are tests/project/test_gpu_session.py's);
+    the first to start die."""
 
     starts, dies, off = 0, False, 0.0
 
@@ -133,7 +133,7 @@ class Ranks:
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> type[Ranks]:
     made = type("Made", (Ranks,), {})
-    monkeypatch.setattr(plans, "Torch", made)
+    monkeypatch.setattr(plans, "TorchAttention", made)
     return made
 
 

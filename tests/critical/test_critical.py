@@ -47,7 +47,7 @@ def test_a_recorded_step_s_path_is_printed_and_written(
         (
             [],
             "the run has executor=simulated_attention; a critical path takes a run of whole steps, as of executor="
-            "simulated, or of torch_whole_step or desk_whole_step, whose steps are played as they are described",
+            "simulated, or of torch or desk, whose steps are played as they are described",
         ),
         (["--run", "3"], "--run is 3; the record has runs 1 to 2"),
         (["--step", "5"], "--step is 5; the run has steps 0"),

@@ -131,7 +131,7 @@ def test_a_model_s_yaml_chooses_what_its_model_was_trained_with(name: str, expec
 def test_the_command_line_wins_over_what_a_model_s_yaml_chooses() -> None:
     config = composed("model=llama_30b_tp4", "sharding=zero1", "recompute=none", "parallel.tensor_parallel=2")
     assert fields_of(make_model(config)) == ("none", "zero1", 2, 1)
-    assert fields_of(make_model(composed("executor=torch", "sharding=zero3"))) == ("none", "zero3", 1, 1)
+    assert fields_of(make_model(composed("executor=torch_attention", "sharding=zero3"))) == ("none", "zero3", 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 from tests.helpers.commands import ROOT, called
 
 SMALL = (
-    "executor=desk",
+    "executor=desk_attention",
     "cluster=desk_2x4_a800",
     "cluster.gpus_per_node=2",
     "cluster.nics_per_node=2",

@@ -11,7 +11,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.cluster import Cluster
 from zbench.describe.device import Device
 from zbench.describe.model import Model
-from zbench.desk.executor import Desk
+from zbench.desk.attention_executor import DeskAttention
 from zbench.workloads.fixed import Fixed
 
 NET = Path("/sys/class/net")
@@ -96,10 +96,10 @@ def test_a_device_that_this_machine_cannot_be_is_refused_before_the_first_step(t
 )
 def test_settings_that_cannot_be(settings: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        Desk(COST, Fixed(seed=0, tokens=64, length=64), **settings)  # type: ignore[arg-type]
+        DeskAttention(COST, Fixed(seed=0, tokens=64, length=64), **settings)  # type: ignore[arg-type]
 
 
 def test_zero_is_refused() -> None:
     for name in ("zero1", "zero2"):
         with pytest.raises(ValueError, match=rf"sharding is {name} .*; emulated nodes have sharding=none"):
-            Desk(replace(COST, model=replace(MODEL, sharding=name)), Fixed(seed=0, tokens=64, length=64))
+            DeskAttention(replace(COST, model=replace(MODEL, sharding=name)), Fixed(seed=0, tokens=64, length=64))

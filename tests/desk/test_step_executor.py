@@ -21,7 +21,7 @@ from zbench.describe.device import Device
 from zbench.describe.exchanges import COMMFUSE, ExchangeOverlap
 from zbench.describe.expert_schedule import Experts
 from zbench.describe.sync import CO2, LOCAL_SGD, RoundSync
-from zbench.desk.step_executor import DeskWholeStep
+from zbench.desk.step_executor import Desk
 from zbench.interfaces.dealt import WorkerPlans
 from zbench.interfaces.result import COMPUTES, StepResult
 from zbench.simulated.executor import Simulated
@@ -59,7 +59,7 @@ def assert_paced(found: Sequence[StepResult], played: Sequence[StepResult], rank
 @pytest.mark.usefixtures("namespaces")
 def test_a_group_s_exchanges_are_exact_and_take_as_long_as_devices_and_links_do() -> None:
     cost, exchanges = cost_of(1, 2, tensor_parallel=2), ExchangeOverlap(COMMFUSE)
-    desk = DeskWholeStep(cost, WORKLOAD, warmup=0, check=("exact", "bytes"), exchanges=exchanges)
+    desk = Desk(cost, WORKLOAD, warmup=0, check=("exact", "bytes"), exchanges=exchanges)
     (found,) = trained(desk, Ring(cost), 1)
     (played,) = trained(Simulated(cost, exchanges=exchanges), Ring(cost), 1)
     assert found.checks["exact"] < 1e-12
@@ -75,7 +75,7 @@ def test_a_group_s_exchanges_are_exact_and_take_as_long_as_devices_and_links_do(
 def test_a_trace_has_the_device_s_seconds_and_the_payload_of_nics(tmp_path: Path) -> None:
     """Attends take as long as the record says, and so do waits; NICs' counters have headers besides."""
     cost, batch = cost_of(2, 1, sharding="zero3"), WORKLOAD.batch(0)
-    desk = DeskWholeStep(cost, WORKLOAD, warmup=0)
+    desk = Desk(cost, WORKLOAD, warmup=0)
     try:
         desk.start()
         found = desk.traced_step(batch, Ring(cost).plan(batch), str(tmp_path / "t.json"))
@@ -100,7 +100,7 @@ def test_workers_wait_for_each_other_at_the_end_of_a_round_alone() -> None:
     worker and of the end, and what both went to sums to them."""
     cost, sync = cost_of(2, 1, sharding="none"), RoundSync(LOCAL_SGD, 2, "node")
     system = WorkerPlans(LocalPacking(worker_cost(cost, sync)), 2)
-    found = trained(DeskWholeStep(cost, WORKLOAD, warmup=0, check=("bytes",), sync=sync), system, 2)
+    found = trained(Desk(cost, WORKLOAD, warmup=0, check=("bytes",), sync=sync), system, 2)
     played = trained(Simulated(cost, sync=sync), system, 2)
     assert_paced(found, played, 2)
     own = [sum(sum(values[rank] for values in one.seconds_for.values()) for one in found) for rank in (0, 1)]
@@ -120,8 +120,8 @@ def test_workers_wait_for_each_other_at_the_end_of_a_round_alone() -> None:
         ({"nic_counters": False}, "^executor.nic_counters is false; on emulated nodes the NICs' counters"),
         ({"nic_interval": 1e-6}, "^executor.nic_interval is 1e-06; it takes a number of at least 0.001"),
         ({"fault": {"nic": 4, "step": 0}}, "^executor.fault.nic is 4; it takes a number from 0 to 1"),
-        ({"checkpoint_every": 1}, "^executor.checkpoint_every is 1; executor=desk_whole_step measures rounds whole"),
-        ({"resume": "x"}, "^resume is x; executor=desk_whole_step measures rounds whole"),
+        ({"checkpoint_every": 1}, "^executor.checkpoint_every is 1; executor=desk measures rounds whole"),
+        ({"resume": "x"}, "^resume is x; executor=desk measures rounds whole"),
         (
             {"experts": Experts(routing="token_choice")},
             "^experts.routing is token_choice; a paced device takes as long",
@@ -131,9 +131,9 @@ def test_workers_wait_for_each_other_at_the_end_of_a_round_alone() -> None:
 )
 def test_what_emulated_nodes_cannot_be(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        DeskWholeStep(cost_of(2, 1), WORKLOAD, **settings)
+        Desk(cost_of(2, 1), WORKLOAD, **settings)
 
 
 def test_host_memory_has_no_link() -> None:
     with pytest.raises(ValueError, match=r"^memory.offload is optimizer; emulated nodes have no link to host memory"):
-        DeskWholeStep(cost_of(2, 1, offload="optimizer"), WORKLOAD)
+        Desk(cost_of(2, 1, offload="optimizer"), WORKLOAD)

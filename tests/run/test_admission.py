@@ -10,7 +10,7 @@ from zbench.run import admission
 from zbench.run.admission import RANKS_PER_CORE, check_ranks_here, gpu_bytes, rank_bytes
 from zbench.run.parts import Parts
 from zbench.run.settings import Settings
-from zbench.runtime.executor import Torch
+from zbench.runtime.attention_executor import TorchAttention
 
 GIB = 2**30
 
@@ -32,9 +32,9 @@ def laptop(monkeypatch: pytest.MonkeyPatch) -> None:
     ("executor", "cluster", "model", "ranks"),
     [
         ("torch", "local_2x2", "tiny", 4),
-        ("torch_whole_step", "local_2x2", "tiny", 4),
+        ("torch_attention", "local_2x2", "tiny", 4),
         ("desk", "desk_2x4_a800", "desk", 8),
-        ("desk_whole_step", "desk_2x4_a800", "desk", 8),
+        ("desk_attention", "desk_2x4_a800", "desk", 8),
     ],
 )
 @pytest.mark.usefixtures("laptop")
@@ -69,33 +69,33 @@ def test_executors_that_train_choose_what_fits_a_laptop(executor: str, cluster: 
 )
 @pytest.mark.usefixtures("laptop")
 def test_what_does_not_fit_is_one_sentence(overrides: tuple[str, ...], told: str) -> None:
-    found, tokens = parts("executor=torch", "executor.device=cpu", "workload=longtail_4k", *overrides)
+    found, tokens = parts("executor=torch_attention", "executor.device=cpu", "workload=longtail_4k", *overrides)
     with pytest.raises(ValueError, match=told):
         check_ranks_here(found, tokens)
 
 
 @pytest.mark.usefixtures("laptop")
 def test_what_just_fits_its_cores() -> None:
-    found, tokens = parts("executor=torch", f"cluster.num_nodes={RANKS_PER_CORE}", "tokens_per_gpu=64")
+    found, tokens = parts("executor=torch_attention", f"cluster.num_nodes={RANKS_PER_CORE}", "tokens_per_gpu=64")
     check_ranks_here(found, tokens)
 
 
 @pytest.mark.usefixtures("laptop")
 def test_memory_of_a_gpu_is_not_this_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, tokens = parts("executor=torch", "cluster=h100_4x8", "model=llama_7b")
+    found, tokens = parts("executor=torch_attention", "cluster=h100_4x8", "model=llama_7b")
     monkeypatch.setattr(admission, "no_gpu", lambda _: None)
     check_ranks_here(found, tokens)
 
 
 def test_a_rank_is_priced_by_its_parameters_and_tokens() -> None:
     def priced(tokens: int, *overrides: str) -> tuple[float, float]:
-        found, _ = parts("executor=torch", *overrides)
+        found, _ = parts("executor=torch_attention", *overrides)
         executor: Any = found.executor
-        assert isinstance(executor, Torch)
+        assert isinstance(executor, TorchAttention)
         return rank_bytes(found.cost, executor, tokens)
 
     (state, small), (_, large) = priced(100), priced(100_000)
-    found, _ = parts("executor=torch")
+    found, _ = parts("executor=torch_attention")
     assert state >= 16 * found.model.total_params  # float32 weight, gradient and both moments
     assert 500 * small < large < 2000 * small
     assert priced(100_000, "executor.recompute=full")[1] < large
@@ -106,7 +106,7 @@ def test_a_rank_is_priced_by_its_parameters_and_tokens() -> None:
 @pytest.mark.usefixtures("laptop")
 def test_gpus_of_whole_steps_hold_their_slices_and_shards() -> None:
     """In float32 a parameter is 4 bytes, its gradient, master copy and moments 16 more."""
-    words = ("executor=torch_whole_step", "cluster.gpus_per_node=4", "workload=pystdlib")
+    words = ("executor=torch", "cluster.gpus_per_node=4", "workload=pystdlib")
     whole, tokens = parts(*words, "sharding=none")
     state, activations = gpu_bytes(whole.cost, tokens)
     params = whole.model.total_params
@@ -126,6 +126,6 @@ def test_gpus_of_whole_steps_hold_their_slices_and_shards() -> None:
     of_experts = found.model.num_layers * 4 * 3 * found.model.hidden * found.model.ffn_hidden
     rest = found.model.total_params - of_experts
     assert gpu_bytes(found.cost, tokens, 2)[0] == pytest.approx(20 * (rest + of_experts / 2))
-    large, tokens = parts("executor=torch_whole_step", "cluster=h100_4x8", "model=llama_7b", "tokens_per_gpu=1024")
+    large, tokens = parts("executor=torch", "cluster=h100_4x8", "model=llama_7b", "tokens_per_gpu=1024")
     with pytest.raises(ValueError, match=r"^model is llama_7b with tokens_per_gpu=1,024 on 32 ranks, which are proc"):
         check_ranks_here(large, tokens)

@@ -10,7 +10,7 @@ from zbench.describe.overlap import FLAT, HIERARCHICAL
 from zbench.record.record import Run
 from zbench.run.replay import Replay
 
-TORCH = "zbench.runtime.executor.Torch"
+TORCH = "zbench.runtime.attention_executor.TorchAttention"
 PACKS = ("system=local_packing", "system.pack_tokens=512", "workload=fixed", "workload.length=256")
 
 

@@ -103,9 +103,9 @@ def test_no_yaml_of_a_group_sets_what_another_group_has() -> None:
     models = ("desk", "llama_13b_tp2", "llama_30b_tp4", "llama_7b_pp4", "moe_8x550m", "tiny")
     assert sorted(outside) == [
         "executor/desk",
-        "executor/desk_whole_step",
+        "executor/desk",
         "executor/torch",
-        "executor/torch_whole_step",
+        "executor/torch",
         *(f"model/{name}" for name in models),
     ]
 
@@ -140,7 +140,9 @@ def test_a_yaml_with_defaults_or_a_package_is_composed() -> None:
             assert OmegaConf.to_yaml(node) == OmegaConf.to_yaml(compose("config", [f"{group}={choice}"])[group])
 
 
-@pytest.mark.parametrize("given", [[], ["system=ring", "workload=github", "steps=3", "seed=2"], ["executor=torch"]])
+@pytest.mark.parametrize(
+    "given", [[], ["system=ring", "workload=github", "steps=3", "seed=2"], ["executor=torch_attention"]]
+)
 def test_a_job_that_chooses_nothing_but_groups_is_what_they_compose_together(given: list[str]) -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         whole = compose("config", given, return_hydra_config=True)

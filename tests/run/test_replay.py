@@ -8,7 +8,7 @@ import pytest
 from zbench import __main__
 from zbench.record.record import Run, read
 from zbench.run.known import Unknown
-from zbench.run.parts import TORCH_WHOLE_STEP
+from zbench.run.parts import TORCH
 from zbench.run.replay import Replay
 
 SMALL = ["tracker=none", "baseline=null", "cluster=a800_2x8", "model=llama_3b", "tokens_per_gpu=1024", "steps=2"]
@@ -66,7 +66,7 @@ def test_a_trained_run_is_made_again_with_the_cost_its_system_had(
     run.start["config"]["check"] = ["exact"]
     cost = Replay.of(run).cost
     assert (cost.pipelines, cost.model.element_bytes) == (False, 8)
-    run.start["config"]["executor"] = {"_target_": TORCH_WHOLE_STEP}
+    run.start["config"]["executor"] = {"_target_": TORCH}
     assert Replay.of(run).cost.pipelines
 
 

@@ -522,7 +522,7 @@ def test_a_system_s_plans_get_the_homes_that_experts_want(tmp_path: Path) -> Non
 def test_only_the_clocks_have_tensor_and_pipeline_parallelism(kind: str, tmp_path: Path) -> None:
     parallel = degrees(**{f"{kind}_parallel": 2})
     asked = request(tmp_path / "r.jsonl", parallel=parallel, executor={"_target_": "mine.Trainer"})
-    told = f"parallel.{kind}_parallel is 2; only executor=simulated, torch_whole_step and desk_whole_step have"
+    told = f"parallel.{kind}_parallel is 2; only executor=simulated, torch and desk have"
     with pytest.raises(ValueError, match=f"^{told}"):
         Parts.of(asked.config, asked.settings)
 
@@ -534,7 +534,7 @@ def test_only_the_clocks_have_tensor_and_pipeline_parallelism(kind: str, tmp_pat
 def test_what_whole_steps_alone_play_is_refused_by_others(group: str, key: str, value: float, tmp_path: Path) -> None:
     own = {**STRATEGY[group], key: value}
     asked = request(tmp_path / "r.jsonl", **{group: own}, executor={"_target_": "tests.run.test_run.Measured"})
-    told = rf"^{group}.{key} is {value}; only runs with executor=simulated, torch_whole_step or desk_whole_step have"
+    told = rf"^{group}.{key} is {value}; only runs with executor=simulated, torch or desk have"
     with pytest.raises(ValueError, match=told):
         Parts.of(asked.config, asked.settings)
 

@@ -179,7 +179,7 @@ def test_plans_with_pipelines_take_no_open_number_of_recomputed_layers() -> None
     check_pipelines("hydraulis", replace(parts, open_layers=()), [pipelined])
 
 
-@pytest.mark.parametrize("executor", ["simulated", "torch_whole_step"])
+@pytest.mark.parametrize("executor", ["simulated", "torch"])
 def test_runs_whose_cpus_update_across_steps_say_what_they_begin_and_end_with(
     executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

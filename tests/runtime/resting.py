@@ -1,4 +1,4 @@
-"""Ranks of executor=torch_whole_step: one that shows what rests on it after a step, one that dies in a change."""
+"""Ranks of executor=torch: one that shows what rests on it after a step, one that dies in a change."""
 
 import os
 import signal

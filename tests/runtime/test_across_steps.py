@@ -1,4 +1,4 @@
-"""executor=torch_whole_step where CPUs update with gradients of the step before: what it trains is what updates as
+"""executor=torch where CPUs update with gradients of the step before: what it trains is what updates as
 gradients come train, to the bit, also from a checkpoint on, and every byte is the steps' own."""
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from zbench.interfaces.dealt import Dealt
 from zbench.interfaces.result import StepResult
 from zbench.plans.plan import Plan
 from zbench.runtime import step_executor
-from zbench.runtime.step_executor import TorchWholeStep
+from zbench.runtime.step_executor import Torch
 from zbench.systems.zeppelin.planner import Zeppelin
 
 LENGTHS = ([30, 9, 6, 1], [2, 1], [17, 5, 5], [40])  # in the second step some ranks have no token
@@ -115,7 +115,7 @@ class Trained:
 
 def trained(case: str, updates: str = ACROSS_STEPS, steps: Sequence[int] = range(4), **settings: Any) -> Trained:
     cost = cost_of(case, updates)
-    executor = TorchWholeStep(cost, Uneven(), seed=3, check=CHECKS, timeout=60.0, **settings)
+    executor = Torch(cost, Uneven(), seed=3, check=CHECKS, timeout=60.0, **settings)
     try:
         assert executor.start().first_step == steps[0]
         found = []

@@ -1,4 +1,4 @@
-"""python -m zbench executor=torch, as a user types it."""
+"""python -m zbench executor=torch_attention, as a user types it."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from zbench.record.record import read
 from zbench.run.replay import Replay
 
 SMALL = (
-    "executor=torch",
+    "executor=torch_attention",
     "model=tiny",
     "cluster=local_2x2",
     "workload=pystdlib",
@@ -54,7 +54,7 @@ def test_two_systems_train_alike_and_pass_both_checks(tmp_path: Path) -> None:
 def test_whole_steps_train_in_groups_and_shards(tmp_path: Path) -> None:
     """The record has every account of the step, and the table shows them; the run is made again as it is played."""
     out, trace = tmp_path / "runs.jsonl", tmp_path / "step.json"
-    words = ("executor=torch_whole_step", "parallel.tensor_parallel=2", "sharding=zero3", "sharding.window=0")
+    words = ("executor=torch", "parallel.tensor_parallel=2", "sharding=zero3", "sharding.window=0")
     done = command(
         *words, *SMALL[1:], "baseline=null", "check=[exact,bytes]", f"out={out}", f"trace={trace}",
         before=("-X", "importtime"),

@@ -19,7 +19,7 @@ from zbench.describe.mask import CAUSAL, FULL, Mask
 from zbench.describe.model import Model
 from zbench.interfaces.protocols import System
 from zbench.proof.verify import verify_step
-from zbench.runtime.executor import Torch
+from zbench.runtime.attention_executor import TorchAttention
 from zbench.workloads.fixed import Fixed
 
 DEVICE = Device("cpu", 1e11, 4e9, 1e10, 1e9, 5e10, 5e10, 5e10, 1e-5, 1e-5)
@@ -61,10 +61,10 @@ def cost_of(shape: str, mask: Mask = CAUSAL) -> Cost:
 
 
 @contextmanager
-def running(shape: str, mask: Mask = CAUSAL, **settings: object) -> Iterator[tuple[Cost, Torch]]:
+def running(shape: str, mask: Mask = CAUSAL, **settings: object) -> Iterator[tuple[Cost, TorchAttention]]:
     cost = cost_of(shape, mask)
     workload = Fixed(seed=0, tokens=64, length=64)
-    executor = Torch(cost, workload, warmup=0, **{**SHAPES[shape][2], **settings})
+    executor = TorchAttention(cost, workload, warmup=0, **{**SHAPES[shape][2], **settings})
     executor.start()
     try:
         yield cost, executor
@@ -72,7 +72,7 @@ def running(shape: str, mask: Mask = CAUSAL, **settings: object) -> Iterator[tup
         executor.stop()
 
 
-def step(executor: Torch, system: System, lengths: tuple[int, ...], number: int) -> float:
+def step(executor: TorchAttention, system: System, lengths: tuple[int, ...], number: int) -> float:
     """One checked step; its loss."""
     batch = Batch(np.array(lengths, np.int64), seed=0, step=number)
     plans = system.plan(batch)

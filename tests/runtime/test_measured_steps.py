@@ -16,7 +16,7 @@ from zbench.describe.expert_schedule import Experts
 from zbench.describe.sync import RoundSync
 from zbench.interfaces.result import StepResult
 from zbench.runtime.job.step_job import StepReport
-from zbench.runtime.step_executor import TorchWholeStep
+from zbench.runtime.step_executor import Torch
 from zbench.runtime.step_measured import whole_step_result
 from zbench.simulated.executor import Simulated
 from zbench.systems.ring import Ring
@@ -42,7 +42,7 @@ def tracks_of(path: Path) -> dict[str, list[Event]]:
 
 
 def measured(cost: Cost, path: Path, **settings: Any) -> StepResult:
-    executor = TorchWholeStep(cost, WORKLOAD, seed=3, warmup=0, check=("bytes",), **settings)
+    executor = Torch(cost, WORKLOAD, seed=3, warmup=0, check=("bytes",), **settings)
     try:
         executor.start()
         batch = WORKLOAD.batch(0)
@@ -146,13 +146,13 @@ def test_a_gpu_does_one_thing_at_a_time_and_a_message_ends_after_it_began(tmp_pa
 
 
 def test_nothing_is_noted_where_no_trace_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    executor, reports = TorchWholeStep(cost_of(), WORKLOAD, warmup=0), list[StepReport]()
+    executor, reports = Torch(cost_of(), WORKLOAD, warmup=0), list[StepReport]()
 
     def noting(batch: Batch, of: Sequence[StepReport], *rest: Any) -> StepResult:
         reports.extend(of)
         return whole_step_result(batch, executor.cost, of, {})
 
-    monkeypatch.setattr(TorchWholeStep, "result", lambda self, *given: noting(*given))
+    monkeypatch.setattr(Torch, "result", lambda self, *given: noting(*given))
     try:
         executor.start()
         batch = WORKLOAD.batch(0)

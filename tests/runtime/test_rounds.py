@@ -28,7 +28,7 @@ from zbench.plans.workers import plans_of_worker
 from zbench.runtime.handlers.optimizer import AdamWUpdate
 from zbench.runtime.job.job import AdamW
 from zbench.runtime.processes.launch import LocalFleet
-from zbench.runtime.step_executor import TorchWholeStep
+from zbench.runtime.step_executor import Torch
 from zbench.runtime.stepping.dense import dense_gradients
 from zbench.runtime.stepping.weights import OUTSIDE, InitialWeights, layer_names
 from zbench.runtime.steps.tokens import routes_of, tokens_of
@@ -194,7 +194,7 @@ def trained(
     gpus, each = cost.cluster.num_ranks, sync.worker_gpus(cost.cluster.gpus_per_node)
     system = WorkerPlans(planner(worker_cost(cost, sync)), gpus // each)
     settings = {"check": ("bytes",), "sync": sync, "optimizer": dict(optimizer)} | strategy
-    executor = TorchWholeStep(cost, WORKLOAD, seed=3, warmup=0, **settings)
+    executor = Torch(cost, WORKLOAD, seed=3, warmup=0, **settings)
     found, parts = list[StepResult](), list[list[list[int]]]()
     try:
         executor.start()
@@ -373,7 +373,7 @@ def test_all_experts_are_inside_a_worker() -> None:
     cost, sync = cost_of(2, 2, MOE), RoundSync(SLOWMO, 2, "rank")
     told = r"^all experts are on 2 GPUs .*; with sync=slowmo each worker has all of them, so .* the 1 GPU of a worker"
     with pytest.raises(ValueError, match=told):
-        TorchWholeStep(cost, WORKLOAD, sync=sync, expert_parallel=2)
+        Torch(cost, WORKLOAD, sync=sync, expert_parallel=2)
 
 
 def test_local_sgd_is_torch_s_post_local_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,7 +392,7 @@ def test_local_sgd_is_torch_s_post_local_sgd(monkeypatch: pytest.MonkeyPatch) ->
     ]
     assert [[len(one) for one in step] for step in parts] == [[3, 3]] * 7
     monkeypatch.setattr("zbench.runtime.step_executor.ROUND_RANK", "tests.runtime.averaging:TellingRank")
-    executor = TorchWholeStep(cost, workload, seed=3, warmup=0, check=("bytes",), sync=sync, optimizer=dict(ADAMW))
+    executor = Torch(cost, workload, seed=3, warmup=0, check=("bytes",), sync=sync, optimizer=dict(ADAMW))
     try:
         executor.start()
         losses = [executor.step(batch, system.plan(batch)).loss for batch in batches]
@@ -456,7 +456,7 @@ def test_a_run_goes_on_in_the_midst_of_a_round_to_the_bit(sync: RoundSync, exper
 
     def losses(steps: range, **settings: Any) -> list[float | None]:
         of = {"sync": sync, "optimizer": ADAMW, "expert_parallel": experts}
-        executor = TorchWholeStep(cost, WORKLOAD, seed=3, warmup=1, **of | settings)
+        executor = Torch(cost, WORKLOAD, seed=3, warmup=1, **of | settings)
         try:
             assert executor.start().first_step == steps.start
             batches = [WORKLOAD.batch(step) for step in steps]
@@ -468,14 +468,14 @@ def test_a_run_goes_on_in_the_midst_of_a_round_to_the_bit(sync: RoundSync, exper
     assert losses(range(5, 9), resume=folder) == whole[5:]
     other = replace(sync, steps=4)
     with pytest.raises(ValueError, match=r"its run had sync.steps 3, and this one has 4$"):
-        TorchWholeStep(cost, WORKLOAD, seed=3, sync=other, optimizer=ADAMW, expert_parallel=experts, resume=folder)
+        Torch(cost, WORKLOAD, seed=3, sync=other, optimizer=ADAMW, expert_parallel=experts, resume=folder)
     if experts > 1:
         with pytest.raises(ValueError, match=r"its run had parallel.expert_parallel 2, and this one has 1$"):
-            TorchWholeStep(cost, WORKLOAD, seed=3, sync=sync, optimizer=ADAMW, resume=folder)
+            Torch(cost, WORKLOAD, seed=3, sync=sync, optimizer=ADAMW, resume=folder)
 
 
 def test_what_has_no_dense_model_is_not_checked_against_one() -> None:
     with pytest.raises(ValueError, match=r"^check is exact; with sync=slowmo workers train apart"):
-        TorchWholeStep(cost_of(), WORKLOAD, check=("exact",), sync=RoundSync(SLOWMO, 2, "rank"))
+        Torch(cost_of(), WORKLOAD, check=("exact",), sync=RoundSync(SLOWMO, 2, "rank"))
     with pytest.raises(ValueError, match=r"^sync.worker is node, and the cluster has one; sync=slowmo takes several"):
-        TorchWholeStep(cost_of(1, 2), WORKLOAD, sync=RoundSync(SLOWMO, 2, "node"))
+        Torch(cost_of(1, 2), WORKLOAD, sync=RoundSync(SLOWMO, 2, "node"))

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from tests.helpers.oracles import small
 from tests.helpers.variants import SYSTEMS
 from tests.runtime.transport.test_transport_phases import LENGTHS, check, plans, ranks
-from zbench.desk.executor import Desk
+from zbench.desk.attention_executor import DeskAttention
 from zbench.runtime.processes.board import SLOT_BYTES, Board
 from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.workloads.fixed import Fixed
@@ -79,7 +79,7 @@ def test_a_device_is_asked_for(monkeypatch: pytest.MonkeyPatch, opened: list[tup
 
 def test_emulated_nodes_compute_on_the_cpu() -> None:
     with pytest.raises(ValueError, match=r"executor.device is 'cuda'; emulated nodes compute on the CPU"):
-        Desk(small(1, 2), Fixed(0, 1, 1), device="cuda")
+        DeskAttention(small(1, 2), Fixed(0, 1, 1), device="cuda")
 
 
 def test_plans_are_exact_with_messages_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:

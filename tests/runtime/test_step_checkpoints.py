@@ -1,4 +1,4 @@
-"""Checkpoints of executor=torch_whole_step where workers come together in every step."""
+"""Checkpoints of executor=torch where workers come together in every step."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.runtime.test_step_pipelines import WORKLOAD as OF_PIPELINES
 from zbench.cost.cost import Cost
 from zbench.runtime.checkpoints.folder import META
 from zbench.runtime.checkpoints.manifest import FILES, sealed
-from zbench.runtime.step_executor import TorchWholeStep
+from zbench.runtime.step_executor import Torch
 from zbench.systems.zeppelin.planner import Zeppelin
 from zbench.workloads.fixed import Fixed
 
@@ -25,7 +25,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 def losses(cost: Cost, steps: range, shapes: dict[int, Shapes], **settings: Any) -> list[float | None]:
     """The losses of steps. shapes: by step, the pipelines of its plans; of others there are none."""
     of: Fixed = OF_PIPELINES if shapes else WORKLOAD
-    executor = TorchWholeStep(cost, of, seed=3, check=CHECKS, timeout=60.0, **settings)
+    executor = Torch(cost, of, seed=3, check=CHECKS, timeout=60.0, **settings)
     try:
         assert executor.start().first_step == steps.start
         found = []
@@ -69,7 +69,7 @@ def test_others_are_refused_in_a_sentence(tmp_path: Path) -> None:
 
     def refused(words: str, of: Cost = cost, **settings: Any) -> None:
         with pytest.raises(ValueError, match=words):
-            TorchWholeStep(of, WORKLOAD, seed=3, resume=str(folder), **settings)
+            Torch(of, WORKLOAD, seed=3, resume=str(folder), **settings)
 
     for strategy, words in (
         ({"tensor_parallel": 2, "sharding": "zero1"}, "its run had parallel.tensor_parallel 1, and this one has 2$"),
@@ -87,7 +87,7 @@ def test_others_are_refused_in_a_sentence(tmp_path: Path) -> None:
     for changed, words in (
         ({"rests": None}, r"with sync=every_step \(it does not say what rests where\)$"),
         ({"tokens_of_last_step": 0}, r"with sync=every_step \(it does not say what rests where\)$"),
-        ({"rests": "step of no layers"}, "it takes the checkpoint of a run of executor=torch_whole_step"),
+        ({"rests": "step of no layers"}, "it takes the checkpoint of a run of executor=torch"),
     ):
         (folder / META).write_text(sealed({**told, **changed}, files))
         refused(words)

@@ -1,4 +1,4 @@
-"""executor=torch_whole_step on processes: it trains as executor=torch does, and every step passes both checks."""
+"""executor=torch on processes: it trains as executor=torch_attention does, and every step passes both checks."""
 
 import os
 import signal
@@ -21,12 +21,12 @@ from zbench.interfaces.dealt import Dealt
 from zbench.interfaces.protocols import Executor, System
 from zbench.interfaces.result import StepResult
 from zbench.runtime import step_executor
+from zbench.runtime.attention_executor import TorchAttention
 from zbench.runtime.driver import CheckFailed, Diverged
-from zbench.runtime.executor import Torch
 from zbench.runtime.job.step_job import StepReport
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.runtime.processes.launch import LocalFleet
-from zbench.runtime.step_executor import TorchWholeStep
+from zbench.runtime.step_executor import Torch
 from zbench.simulated.executor import Simulated
 from zbench.step.text import step_text
 from zbench.systems.local_packing import LocalPacking
@@ -62,7 +62,7 @@ def trained(executor: Executor, system: System, steps: int = STEPS) -> list[Step
 @cache
 def losses_of_torch() -> list[float | None]:
     cost = cost_of()
-    return [one.loss for one in trained(Torch(cost, WORKLOAD, seed=3, warmup=0), Zeppelin(cost))]
+    return [one.loss for one in trained(TorchAttention(cost, WORKLOAD, seed=3, warmup=0), Zeppelin(cost))]
 
 
 def systems(cost: Cost) -> System:
@@ -88,13 +88,13 @@ def test_with_routers_that_choose_losses_are_those_of_the_torch_executor() -> No
     are chosen, whose bytes are fewer. Routers are X-MoE's."""
     model = replace(EXPERTS, gate="sigmoid", router="cosine", router_dim=6, router_temperature=0.3)
     cost = cost_of(model=model, sharding="zero1")
-    wanted = [one.loss for one in trained(Torch(cost, WORKLOAD, seed=3, warmup=0), Zeppelin(cost), 2)]
+    wanted = [one.loss for one in trained(TorchAttention(cost, WORKLOAD, seed=3, warmup=0), Zeppelin(cost), 2)]
     all_, few = (Experts(capacity=factor, padded=True, routing="token_choice") for factor in (4.0, 0.75))
     counted = Experts(routing="token_choice")
     given: dict[str, Any] = {"seed": 3, "warmup": 0, "check": CHECKS, "expert_parallel": 2}
-    found = trained(TorchWholeStep(cost, WORKLOAD, experts=all_, **given), Zeppelin(cost), 2)
-    (less,) = trained(TorchWholeStep(cost, WORKLOAD, experts=few, **given), Zeppelin(cost), 1)
-    chosen = trained(TorchWholeStep(cost, WORKLOAD, experts=counted, **given), Zeppelin(cost), 2)
+    found = trained(Torch(cost, WORKLOAD, experts=all_, **given), Zeppelin(cost), 2)
+    (less,) = trained(Torch(cost, WORKLOAD, experts=few, **given), Zeppelin(cost), 1)
+    chosen = trained(Torch(cost, WORKLOAD, experts=counted, **given), Zeppelin(cost), 2)
     assert [one.loss for one in found] == pytest.approx(wanted, rel=1e-12)
     assert [one.loss for one in chosen] == pytest.approx(wanted, rel=1e-12)
     assert max(one.checks["exact"] for one in (*found, less, *chosen)) < 1e-12
@@ -108,7 +108,7 @@ def test_with_routers_that_choose_losses_are_those_of_the_torch_executor() -> No
 @pytest.mark.parametrize("case", CASES)
 def test_losses_are_those_of_the_torch_executor_and_both_checks_hold(case: str) -> None:
     cost = CASES[case]
-    found = trained(TorchWholeStep(cost, WORKLOAD, seed=3, warmup=1, check=CHECKS), systems(cost))
+    found = trained(Torch(cost, WORKLOAD, seed=3, warmup=1, check=CHECKS), systems(cost))
     assert [one.loss for one in found] == pytest.approx(losses_of_torch(), rel=1e-12)
     assert found[0].loss != found[-1].loss
     for one in found:
@@ -124,7 +124,7 @@ def test_gradients_in_fewer_bits_are_within_what_their_transfers_may_lose() -> N
     gradient is beyond its bound; twice the same to the bit."""
     degrees = ShardDegrees(WORLD, WORLD, WORLD, WORLD, hop=NODE, bits=TransferBits(gradients=4, block=16))
     cost = cost_of(2, 2, sharding=degrees)
-    found, again = (trained(TorchWholeStep(cost, WORKLOAD, seed=3, warmup=0, check=CHECKS), Ring(cost)) for _ in "12")
+    found, again = (trained(Torch(cost, WORKLOAD, seed=3, warmup=0, check=CHECKS), Ring(cost)) for _ in "12")
     dense = losses_of_torch()
     assert found[0].loss == pytest.approx(dense[0], rel=1e-12)
     assert found[1].loss != pytest.approx(dense[1], rel=1e-6)
@@ -137,7 +137,7 @@ def test_gradients_reduced_in_the_end_and_parameters_gathered_first(sharding: st
     """As Megatron-LM's distributed optimizer has it by default; losses and bytes are those of every other overlap."""
     cost = cost_of(sharding=sharding)
     ahead = {"window": "all" if sharding == "zero1" else 1, "gradient_bucket": "end"}
-    found = trained(TorchWholeStep(cost, WORKLOAD, seed=3, warmup=0, check=CHECKS, **ahead), Zeppelin(cost))
+    found = trained(Torch(cost, WORKLOAD, seed=3, warmup=0, check=CHECKS, **ahead), Zeppelin(cost))
     assert [one.loss for one in found] == pytest.approx(losses_of_torch(), rel=1e-12)
     played = [
         Simulated(cost, **how).step(WORKLOAD.batch(0), Zeppelin(cost).plan(WORKLOAD.batch(0))) for how in ({}, ahead)
@@ -153,7 +153,7 @@ def test_collectives_in_two_levels(sharding: str) -> None:
     two nodes, half of what a flat collective of four GPUs sends, as the clock says."""
     cost, ways = cost_of(2, 2, sharding=sharding), ("flat", "hierarchical")
     given: dict[str, Any] = {"seed": 3, "warmup": 0, "check": CHECKS}
-    flat, both = (trained(TorchWholeStep(cost, WORKLOAD, collectives=how, **given), Ring(cost), 2) for how in ways)
+    flat, both = (trained(Torch(cost, WORKLOAD, collectives=how, **given), Ring(cost), 2) for how in ways)
     for one in (flat, both):
         assert [step.loss for step in one] == pytest.approx(losses_of_torch()[:2], rel=1e-12)
         assert max(step.checks["exact"] for step in one) < 1e-12
@@ -168,7 +168,7 @@ def test_collectives_in_two_levels(sharding: str) -> None:
 def test_bfloat16_sends_what_the_step_says() -> None:
     """Gradients are computed in two bytes a number, summed and sent in four; losses are as near as its 8 bits are."""
     cost = cost_of(sharding="zero1", element_bytes=2, lse_bytes=4)
-    found = trained(TorchWholeStep(cost, WORKLOAD, seed=3, warmup=0, check=("bytes",)), Zeppelin(cost))
+    found = trained(Torch(cost, WORKLOAD, seed=3, warmup=0, check=("bytes",)), Zeppelin(cost))
     assert [one.loss for one in found] == pytest.approx(losses_of_torch(), rel=2**-8)
     assert found[0].loss != losses_of_torch()[0]
 
@@ -194,7 +194,7 @@ def test_experts_on_several_processes_some_of_which_have_no_token() -> None:
     has the embedding's table. Tokens go to experts in two chunks."""
     cost = cost_of(model=EXPERTS, sharding="zero1")
     experts = Experts("tutel", 2, 1.0)
-    executor = TorchWholeStep(cost, WORKLOAD, warmup=0, check=CHECKS, expert_parallel=2, experts=experts)
+    executor = Torch(cost, WORKLOAD, warmup=0, check=CHECKS, expert_parallel=2, experts=experts)
     short = Batch(np.array([9]), seed=0, step=1)
     try:
         executor.start()
@@ -212,7 +212,7 @@ def test_the_step_is_the_one_that_is_played(case: str) -> None:
     cost = CASES[case]
     batch = WORKLOAD.batch(0)
     plans = systems(cost).plan(batch)
-    sent, played = TorchWholeStep(cost, WORKLOAD).steps.of(batch, plans), Simulated(cost).built(batch, plans)
+    sent, played = Torch(cost, WORKLOAD).steps.of(batch, plans), Simulated(cost).built(batch, plans)
     assert step_text(sent) == step_text(played)
 
 
@@ -237,7 +237,7 @@ def report(worst: tuple[float, str], sent: int) -> StepReport:
 def test_what_a_check_finds_ends_the_run(reports: list[StepReport], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_executor, "stated_bytes", lambda step, rows: [{"attention": (8, 8)}])
     cost = cost_of(1, 1)
-    executor = TorchWholeStep(cost, WORKLOAD, check=CHECKS)
+    executor = Torch(cost, WORKLOAD, check=CHECKS)
     step = executor.steps.of(WORKLOAD.batch(0), Zeppelin(cost).plan(WORKLOAD.batch(0)))
     with pytest.raises(CheckFailed, match=told):
         executor.checked(WORKLOAD.batch(0), step, reports)
@@ -245,7 +245,7 @@ def test_what_a_check_finds_ends_the_run(reports: list[StepReport], told: str, m
 
 def test_a_loss_that_is_no_number_and_a_killed_rank_end_the_run() -> None:
     cost = cost_of()
-    executor = TorchWholeStep(cost, WORKLOAD, warmup=0, optimizer={"lr": 1e308}, timeout=60)
+    executor = Torch(cost, WORKLOAD, warmup=0, optimizer={"lr": 1e308}, timeout=60)
     batches = [WORKLOAD.batch(step) for step in range(3)]
     executor.start()
     try:
@@ -277,13 +277,13 @@ def test_a_loss_that_is_no_number_and_a_killed_rank_end_the_run() -> None:
 )
 def test_a_setting_that_cannot_be_is_a_sentence(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=f"^{told}"):
-        TorchWholeStep(cost_of(), WORKLOAD, **settings)
+        Torch(cost_of(), WORKLOAD, **settings)
 
 
 def test_plans_that_do_not_run_are_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     cost = cost_of()
     (plan,) = Zeppelin(cost).plan(WORKLOAD.batch(0))
-    executor = TorchWholeStep(cost, WORKLOAD)
+    executor = Torch(cost, WORKLOAD)
     monkeypatch.setattr(executor, "_fleet", object())
     with pytest.raises(ValueError, match=r"^system has deepspeed compute attention in place of its plans; executor="):
         executor.step(WORKLOAD.batch(0), (replace(plan, attention="deepspeed"),))
@@ -291,7 +291,7 @@ def test_plans_that_do_not_run_are_a_sentence(monkeypatch: pytest.MonkeyPatch) -
 
 def test_plans_that_pad_sequences_are_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     cost = cost_of()
-    executor, batch = TorchWholeStep(cost, WORKLOAD), Batch(np.array([5, 3]), 0, 0)
+    executor, batch = Torch(cost, WORKLOAD), Batch(np.array([5, 3]), 0, 0)
     monkeypatch.setattr(executor, "_fleet", object())
     with pytest.raises(
         ValueError, match=r"^plans pad sequences, as with system.padding=published; executor=torch_whole"

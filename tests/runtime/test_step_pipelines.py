@@ -1,4 +1,4 @@
-"""executor=torch_whole_step on processes with pipelines that differ, and with others in the next step."""
+"""executor=torch on processes with pipelines that differ, and with others in the next step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ from zbench.runtime.handlers.formats import WHOLE
 from zbench.runtime.handlers.parameters import ParameterSlices
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.runtime.processes.launch import LocalFleet
-from zbench.runtime.step_executor import TorchWholeStep
+from zbench.runtime.step_executor import Torch
 from zbench.simulated.executor import Simulated
 from zbench.systems.zeppelin.planner import Zeppelin
 from zbench.workloads.fixed import Fixed
@@ -62,7 +62,7 @@ def plans_of(cost: Cost, batch: Batch, shapes: Shapes) -> tuple[Plan, ...]:
 
 def trained(cost: Cost, strategies: Sequence[Shapes], **settings: Any) -> tuple[list[StepResult], Rests]:
     """The results of a step with each of some pipelines, and what rests after them."""
-    executor = TorchWholeStep(cost, WORKLOAD, seed=3, **settings)
+    executor = Torch(cost, WORKLOAD, seed=3, **settings)
     try:
         executor.start()
         assert executor._fleet is not None
@@ -202,7 +202,7 @@ def test_in_bfloat16_twelve_bytes_of_state_move_with_two_of_a_parameter() -> Non
 def test_a_rank_that_is_killed_while_parameters_move_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_executor, "RANK", "tests.runtime.resting:LeavingRank")
     cost = cost_of(2, 1, MODEL)
-    executor = TorchWholeStep(cost, WORKLOAD, warmup=0, timeout=60)
+    executor = Torch(cost, WORKLOAD, warmup=0, timeout=60)
     executor.start()
     try:
         fleet = executor._fleet

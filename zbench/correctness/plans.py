@@ -23,8 +23,8 @@ from zbench.describe.model import Model
 from zbench.proof.verify import verify_step
 from zbench.run.choices import missing_package
 from zbench.run.system import make_system
+from zbench.runtime.attention_executor import TorchAttention
 from zbench.runtime.driver import CheckFailed, Diverged
-from zbench.runtime.executor import Torch
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.workloads.fixed import Fixed
 
@@ -100,11 +100,11 @@ def outcomes(names: Sequence[str], precision: Precision, device: str) -> Iterato
 
 
 @contextmanager
-def _running(cost: Cost, precision: Precision, device: str) -> Iterator[tuple[Torch, Any]]:
+def _running(cost: Cost, precision: Precision, device: str) -> Iterator[tuple[TorchAttention, Any]]:
     """Starts an executor and yields it with what its ranks say. Its learning rate is 0: every step is at the initial
     weights."""
     workload = Fixed(seed=0, tokens=64, length=64)  # only its tokens are taken, made ones
-    executor = Torch(
+    executor = TorchAttention(
         cost,
         workload,
         parameters="replicated",
@@ -121,7 +121,9 @@ def _running(cost: Cost, precision: Precision, device: str) -> Iterator[tuple[To
         executor.stop()
 
 
-def _outcome(name: str, executor: Torch, precision: Precision, batch: Batch, about: Any) -> tuple[StepOutcome, bool]:
+def _outcome(
+    name: str, executor: TorchAttention, precision: Precision, batch: Batch, about: Any
+) -> tuple[StepOutcome, bool]:
     """Takes one step of a system: returns (what came of it, whether the ranks are still there)."""
     if package := missing_package(name):
         return StepOutcome(None, None, f"{package}, of the extra 'peers', is not installed", about, skipped=True), True

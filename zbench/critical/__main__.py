@@ -40,7 +40,7 @@ def _main() -> int:
         other = label(run.start, "executor")
         raise ValueError(
             f"the run has executor={other}; a critical path takes a run of whole steps, as of executor=simulated, or "
-            "of torch_whole_step or desk_whole_step, whose steps are played as they are described"
+            "of torch or desk, whose steps are played as they are described"
         )
     batch, plans = replay.step(line)
     told = told_path(*replay.whole_steps.all_layers(batch, plans), run.start, line)

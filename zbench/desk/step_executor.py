@@ -18,17 +18,17 @@ from zbench.interfaces.result import StepResult
 from zbench.runtime.job.step_job import StepJob, StepReport
 from zbench.runtime.processes.fleet import Fleet
 from zbench.runtime.round_driver import RoundDriver
-from zbench.runtime.step_executor import TorchWholeStep
+from zbench.runtime.step_executor import Torch
 from zbench.runtime.steps.device_seconds import DeviceSeconds
 from zbench.runtime.worker_clocks import StepClock, WorkerClocks
 
 
 @dataclass(slots=True)
-class DeskWholeStep(TorchWholeStep):
-    """Executes whole steps as zbench.runtime.step_executor.TorchWholeStep does, on a desk cluster; settings as there.
+class Desk(Torch):
+    """Executes whole steps as zbench.runtime.step_executor.Torch does, on a desk cluster; settings as there.
 
-    fault, device, NIC bytes: as of zbench.desk.executor.Desk. In rounds workers have clocks of their own
-    (zbench.runtime.worker_clocks).
+    fault, device, NIC bytes: as of zbench.desk.attention_executor.DeskAttention. In rounds workers have clocks of their
+    own (zbench.runtime.worker_clocks).
 
     Raises:
         ValueError: a setting cannot be, or emulated nodes have nothing for what the strategy takes.
@@ -38,7 +38,7 @@ class DeskWholeStep(TorchWholeStep):
     nic_counters: bool = True
     nic_interval: float | None = 0.05
     fault: dict[str, Any] | None = None
-    name: ClassVar[str] = "desk_whole_step"
+    name: ClassVar[str] = "desk"
 
     def __post_init__(self) -> None:
         cluster, model = self.cost.gpus.cluster, self.cost.gpus.model
@@ -59,7 +59,7 @@ class DeskWholeStep(TorchWholeStep):
         for key, value in (("executor.checkpoint_every", self.checkpoint_every), ("resume", self.resume)):
             if value is not None:
                 raise ValueError(f"{key} is {value}; executor={self.name} measures rounds whole, so it takes null")
-        TorchWholeStep.__post_init__(self)
+        Torch.__post_init__(self)
 
     @property
     def modelled(self) -> DeviceSeconds:
@@ -70,15 +70,15 @@ class DeskWholeStep(TorchWholeStep):
         """Starts the ranks on emulated nodes.
 
         Raises:
-            what zbench.runtime.step_executor.TorchWholeStep.start raises.
+            what zbench.runtime.step_executor.Torch.start raises.
         """
-        ready = TorchWholeStep.start(self)
+        ready = Torch.start(self)
         return replace(ready, about={**ready.about, "nic_bytes": NIC_BYTES, "device": "paced"})
 
     def job(self) -> StepJob:
         """Returns what every rank is told."""
         fault = fault_of(self.fault, self.cost.gpus.cluster)
-        return replace(TorchWholeStep.job(self), is_paced=True, fault=fault)
+        return replace(Torch.job(self), is_paced=True, fault=fault)
 
     def result(
         self,
@@ -96,7 +96,7 @@ class DeskWholeStep(TorchWholeStep):
         modelled = max(one.paced["modelled"] for one in reports)
         if self.warmup and worked > modelled:  # else much of it is the first step's alone
             raise too_fast(self.cost.gpus.cluster, worked, modelled)
-        found = TorchWholeStep.result(self, batch, reports, checks, clock)
+        found = Torch.result(self, batch, reports, checks, clock)
         return replace(found, valid=step_counts(found.phases, max(one.seconds for one in reports)))
 
     def _open(self, rank: str, job: StepJob) -> Fleet:

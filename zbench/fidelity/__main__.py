@@ -1,6 +1,6 @@
 """python -m zbench.fidelity: how well the simulator predicts what was measured, system by system.
 
-    python -m zbench.fidelity executor=desk cluster=desk_2x4_a800 workload=longtail_4k steps=5 \\
+    python -m zbench.fidelity executor=desk_attention cluster=desk_2x4_a800 workload=longtail_4k steps=5 \\
         --systems ring,ulysses,zeppelin --out results/fidelity.jsonl     # measures, then compares
     python -m zbench.fidelity --out results/fidelity.jsonl               # compares what that file holds; --markdown
 

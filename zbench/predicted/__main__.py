@@ -4,7 +4,7 @@
 
 Runs conf/experiment/one_gpu on six workloads, one record each in the folder --out; a workload whose record has a
 finished run of the same sources and settings is not run again. Each run is then simulated from its own record
-(zbench.run.replay), on the same batches, as a whole step that is told how executor=torch trains.
+(zbench.run.replay), on the same batches, as a whole step that is told how executor=torch_attention trains.
 Exit codes: 0 all six are measured, whatever their errors; 1 a run failed; 2 bad input, or something is to be measured
 and there is no GPU; 130 stopped by Ctrl-C.
 """

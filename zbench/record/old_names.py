@@ -13,8 +13,12 @@ MOVED: Mapping[str, str] = {
     "zbench.cluster.Device": "zbench.describe.device.Device",
     "zbench.describe.cluster.Device": "zbench.describe.device.Device",
     "zbench.describe.strategy.Experts": "zbench.describe.expert_schedule.Experts",
+    "zbench.desk.executor.Desk": "zbench.desk.attention_executor.DeskAttention",
+    "zbench.desk.step_executor.DeskWholeStep": "zbench.desk.step_executor.Desk",
     "zbench.links.Domain": "zbench.describe.links.Domain",
     "zbench.model.Model": "zbench.describe.model.Model",
+    "zbench.runtime.executor.Torch": "zbench.runtime.attention_executor.TorchAttention",
+    "zbench.runtime.step_executor.TorchWholeStep": "zbench.runtime.step_executor.Torch",
     "zbench.worlds.World": "zbench.describe.worlds.World",
     "zbench.simulate.Simulated": "zbench.simulator.estimate.step.StepEstimate",
     "zbench.simulated.executor.WholeStep": "zbench.simulated.executor.Simulated",
@@ -120,7 +124,7 @@ KEYS: Mapping[str, Mapping[str, str]] = {
 }
 # By group of conf/: earlier names of choices, as users typed them.
 CHOICES: Mapping[str, Mapping[str, str]] = {
-    "executor": {"whole_step": "simulated"},
+    "executor": {"whole_step": "simulated", "torch_whole_step": "torch", "desk_whole_step": "desk"},
     "experts": {"even": "sequential"},
     "model": {"deepseek_moe_16b_routed": "deepseek_moe_16b"},
 }

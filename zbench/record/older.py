@@ -3,7 +3,9 @@
 Before there were worlds (zbench.describe.worlds), all was nominal; before there were masks (zbench.describe.mask), all
 was causal; ports served messages in their plan's order (zbench.describe.cluster); devices did not say that messages
 slow no computes beside them (zbench.describe.device); and no group was free (zbench.run.fastest); executor=simulated
-played attention alone, as simulated_attention did, and whole_step was what simulated is. Sharding, recomputation and
+played attention alone, as simulated_attention did, and whole_step was what simulated is; executor=torch and desk ran
+plans of attention, as torch_attention and desk_attention do, and torch_whole_step and desk_whole_step were what torch
+and desk are. Sharding, recomputation and
 degrees of parallelism were keys of the model and of the executor before they were groups (zbench.describe.strategy),
 and the loss was whole or in chunks by a key of the model; gradients were reduced layer by layer
 (zbench.describe.overlap), exchanges of tensor-parallel groups were whole (zbench.describe.exchanges), workers came
@@ -80,6 +82,10 @@ _OF_RANKS = (
 _EXECUTORS = {
     ("zbench.simulator.estimate.step.StepEstimate", "simulated"): "simulated_attention",
     (_WHOLE_STEP, "whole_step"): "simulated",
+    ("zbench.runtime.attention_executor.TorchAttention", "torch"): "torch_attention",
+    ("zbench.runtime.step_executor.Torch", "torch_whole_step"): "torch",
+    ("zbench.desk.attention_executor.DeskAttention", "desk"): "desk_attention",
+    ("zbench.desk.step_executor.Desk", "desk_whole_step"): "desk",
 }
 
 

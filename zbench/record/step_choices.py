@@ -95,7 +95,8 @@ def _pieces_words(step: Step) -> str:
 
 
 def _recompute_words(step: Step) -> str:
-    """Returns the level and its layers; of all layers the level alone. Records of executor=torch have a level alone."""
+    """Returns the level and its layers; of all layers the level alone, which is all that records of
+    executor=torch_attention have."""
     level, layers, whole = _of(step, "recompute", "level"), _layers(step), _of(step, "recompute", "of_layers")
     if level is None:
         return ""

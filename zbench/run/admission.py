@@ -21,11 +21,11 @@ from zbench.run.checks.price import check_memory_here, check_record, priced
 from zbench.run.parts import Parts
 from zbench.run.request import Request
 from zbench.run.settings import Settings
-from zbench.runtime.executor import Torch
+from zbench.runtime.attention_executor import TorchAttention
 from zbench.runtime.job.footprint import LEVELS, kept_layer_bytes, training_state_bytes, working_bytes
 from zbench.runtime.job.settings import kind_of, no_gpu
 from zbench.runtime.processes.world import found
-from zbench.runtime.step_executor import TorchWholeStep
+from zbench.runtime.step_executor import Torch
 from zbench.simulated.executor import Simulated
 from zbench.simulated.recomputation import recomputing
 from zbench.step.passes.parameters.zero import weight_elements
@@ -43,7 +43,7 @@ def admit(settings: Settings, parts: Parts, own: RunCase, baseline: RunCase | No
         ValueError: this machine has not what the job needs; one sentence with both numbers and the key to change.
     """
     check_plans_of_pipelines(parts, [case for case in (own, baseline) if case is not None])
-    if isinstance(parts.executor, (Torch, TorchWholeStep)) and found(environ) is None:
+    if isinstance(parts.executor, (TorchAttention, Torch)) and found(environ) is None:
         systems = [case.system for case in (own, baseline) if case is not None]
         may = any(isinstance(one, PlansPipelines) and one.plans_pipelines for one in systems)
         check_ranks_here(parts, settings.tokens_per_gpu, may and parts.pipelines)
@@ -65,7 +65,7 @@ def check_plans_of_pipelines(parts: Parts, cases: Sequence[RunCase]) -> None:
     Raises:
         ValueError: they cannot; the system is named.
     """
-    if not (parts.pipelines and isinstance(parts.executor, (Simulated, TorchWholeStep))):
+    if not (parts.pipelines and isinstance(parts.executor, (Simulated, Torch))):
         return
     for case in cases:
         system = undealt(case.system)
@@ -83,7 +83,7 @@ def check_ranks_here(parts: Parts, tokens_per_gpu: int, pipelines: bool = False)
         ValueError: there are too many for its cores, or they need more memory than is free.
     """
     executor, cluster, model = parts.executor, parts.cluster, parts.model
-    assert isinstance(executor, (Torch, TorchWholeStep))
+    assert isinstance(executor, (TorchAttention, Torch))
     ranks, most = cluster.num_ranks, RANKS_PER_CORE * cores()
     now = f"cluster.num_nodes={cluster.num_nodes:,} and cluster.gpus_per_node={cluster.gpus_per_node:,}"
     if ranks > most:
@@ -94,7 +94,7 @@ def check_ranks_here(parts: Parts, tokens_per_gpu: int, pipelines: bool = False)
         )
     if executor.device != "cpu" and no_gpu(environ) is None:
         return  # their memory is the GPU's, which a rank asks
-    if isinstance(executor, Torch):
+    if isinstance(executor, TorchAttention):
         state, activations = rank_bytes(parts.cost, executor, tokens_per_gpu)
     else:
         cost = recomputing(parts.cost, "none") if executor.adaptive_recompute else parts.cost
@@ -119,7 +119,7 @@ def _smaller(model: str) -> str:
     return "a smaller model" if model == "tiny" else "a smaller model, as in model=tiny"
 
 
-def rank_bytes(cost: Cost, executor: Torch, tokens: int) -> tuple[float, float]:
+def rank_bytes(cost: Cost, executor: TorchAttention, tokens: int) -> tuple[float, float]:
     """Returns the bytes of a rank, (state, activations of that many tokens), with the recomputation that keeps least of
     what is asked for.
 

@@ -36,7 +36,7 @@ from zbench.run.fastest import Keys, fastest
 from zbench.run.parts import Parts
 from zbench.run.system import for_draws, make_system, step_strategy
 from zbench.run.target import Make, from_yaml, make_part
-from zbench.runtime.executor import Torch
+from zbench.runtime.attention_executor import TorchAttention
 from zbench.simulated.compared import ComparedSteps
 from zbench.simulated.executor import Simulated
 from zbench.simulated.expert_homes import ExpertHomes, InOtherHomes, in_expert_homes
@@ -203,7 +203,7 @@ def clock_of(parts: Parts, strategy: StepStrategy = USUAL_STRATEGY) -> Clock:
         executor = replace(executor, planner=_in_mesh)
     if isinstance(executor, Simulated):
         return lambda cost: ComparedSteps(replace(executor, cost=cost))
-    if isinstance(executor, Torch):
+    if isinstance(executor, TorchAttention):
         of_run = AttentionRun(executor.job().parameters, executor.device == "cpu")
         return lambda cost: ComparedSteps(of_run.whole_steps(cost))
     return lambda cost: ComparedSteps(Simulated(cost, **strategy.arguments, sync=parts.sync))

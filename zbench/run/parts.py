@@ -34,9 +34,9 @@ from zbench.simulated.rollout_job import in_iterations
 
 # Executors by their class, as `_target_` names it.
 SIMULATED = "zbench.simulated.executor.Simulated"
-TORCH_WHOLE_STEP = "zbench.runtime.step_executor.TorchWholeStep"
-DESK_WHOLE_STEP = "zbench.desk.step_executor.DeskWholeStep"
-RUN_WHOLE_STEPS = (TORCH_WHOLE_STEP, DESK_WHOLE_STEP)  # executors that train by whole steps
+TORCH = "zbench.runtime.step_executor.Torch"
+DESK = "zbench.desk.step_executor.Desk"
+RUN_WHOLE_STEPS = (TORCH, DESK)  # executors that train by whole steps
 WHOLE_STEPS = (SIMULATED, *RUN_WHOLE_STEPS)  # executors of whole steps, which all of a strategy is for
 
 
@@ -255,8 +255,7 @@ def _machine(
         count = getattr(model, f"{kind}_parallel")
         if count > 1 and not parallel:
             raise ValueError(
-                f"parallel.{kind}_parallel is {count}; only executor=simulated, torch_whole_step and "
-                f"desk_whole_step have {kind} parallelism"
+                f"parallel.{kind}_parallel is {count}; only executor=simulated, torch and desk have {kind} parallelism"
             )
     return Machine(cluster, model)
 

@@ -16,9 +16,9 @@ from zbench.run.cases import RunCase
 from zbench.run.open_layers import open_words
 from zbench.run.parts import Parts
 from zbench.run.settings import PRECISIONS, Settings
+from zbench.runtime.attention_executor import TorchAttention
 from zbench.runtime.driver import LIMITS
-from zbench.runtime.executor import Torch
-from zbench.runtime.step_executor import SWAPPED, TorchWholeStep
+from zbench.runtime.step_executor import SWAPPED, Torch
 
 # What systems' keys have plans wait for besides data (docs/plan.md, waits).
 _WAITS = {"wait": "published", "run_ahead": "published", "routed_transfers": "serial"}
@@ -45,7 +45,7 @@ def about_words(own: RunCase, parts: Parts, done: Sequence[Run]) -> list[str]:
     systems = ", ".join(dict.fromkeys(label(run.start, "system") for run in done))
     says = (
         "rank sent and received what the step says of every queue"
-        if isinstance(parts.executor, TorchWholeStep)
+        if isinstance(parts.executor, Torch)
         else "rank and NIC sent and received what the simulator charges"
     )
     checks = [f"{systems}: {line}" for line in _checks(done, says)]
@@ -117,7 +117,7 @@ def _without_pipelines(own: RunCase) -> list[str]:
     if own.parts.pipelines or not (isinstance(system, PlansPipelines) and system.plans_pipelines):
         return []
     return [
-        f"{own.name} plans without pipelines of its own: executor=simulated and torch_whole_step have them with "
+        f"{own.name} plans without pipelines of its own: executor=simulated and torch have them with "
         "sharding.window=1, sharding.gradient_bucket=layer, sharding.collectives=flat, no sharding.degrees, "
         "parallel=none and models without experts."
     ]
@@ -163,23 +163,27 @@ def _in_one_level(own: RunCase, parts: Parts) -> list[str]:
 
 def _not_counted(parts: Parts) -> list[str]:
     """Says so where attention's messages alone are counted, between nodes."""
-    if not isinstance(parts.executor, Torch) or parts.cluster.num_nodes == 1 or parts.executor.nic_counters:
+    if not isinstance(parts.executor, TorchAttention) or parts.cluster.num_nodes == 1 or parts.executor.nic_counters:
         return []
     return [
         "What NICs send for is not told: attention's messages are counted, and bytes of parameters and gradients "
-        "computed, as their collectives' messages are gloo's or NCCL's own; executor=torch_whole_step counts all."
+        "computed, as their collectives' messages are gloo's or NCCL's own; executor=torch counts all."
     ]
 
 
 def _not_split(parts: Parts) -> list[str]:
     """Says so where ZeRO-1 is asked for and every rank has all of the optimizer's state."""
-    if not isinstance(parts.executor, Torch) or parts.model.sharding != "zero1" or parts.cluster.num_ranks == 1:
+    if (
+        not isinstance(parts.executor, TorchAttention)
+        or parts.model.sharding != "zero1"
+        or parts.cluster.num_ranks == 1
+    ):
         return []
     if parts.executor.parameters == "sharded":
         return []
     return [
         "sharding=zero1 is not split here: every rank has all of the optimizer's state and sends what sharding=none "
-        "does; executor=torch_whole_step splits it."
+        "does; executor=torch splits it."
     ]
 
 

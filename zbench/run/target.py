@@ -183,7 +183,7 @@ def check_steps_alone(strategy: TrainingStrategy) -> None:
     """
     if strategy.sync.in_rounds:
         raise ValueError(
-            f"sync is {strategy.sync.method}; only runs with executor=simulated, torch_whole_step or desk_whole_step "
+            f"sync is {strategy.sync.method}; only runs with executor=simulated, torch or desk "
             f"have that, all else takes {EVERY.method}"
         )
     if strategy.job.has_rollouts:

@@ -19,7 +19,7 @@ from zbench.runtime.traffic import Sent
 COUNTED = (
     "attention: the size of every message, counted where it is posted (of an all-to-all that another package calls: "
     "where it is called); gradients and parameters: not counted but computed, as of ring collectives that run node by "
-    "node - what gloo or NCCL sends for theirs is its own affair (executor=torch_whole_step sends them itself, and "
+    "node - what gloo or NCCL sends for theirs is its own affair (executor=torch sends them itself, and "
     "counts every message by what it is for)"
 )
 _ROUNDING = 1e-9  # relative: of parts that are differences

@@ -43,7 +43,7 @@ def check_played_plans(plans: Sequence[Plan], name: str) -> None:
     for package in sorted({plan.attention for plan in plans} - {""}):
         raise ValueError(
             f"system has {package} compute attention in place of its plans; executor={name} runs plans alone, and "
-            "executor=torch has both"
+            "executor=torch_attention has both"
         )
     if any(plan.padding is not None for plan in plans):
         raise ValueError(

@@ -63,7 +63,7 @@ COUNTED = "the size of every message, counted where it is posted, by what it is 
 
 
 @dataclass(slots=True)
-class TorchWholeStep:
+class Torch:
     """The executor that trains by whole steps. One run at a time: start(), steps in order, stop().
 
     window, gradient_bucket, collectives, expert_parallel, expert_tensor_parallel, experts, exchanges, sync,
@@ -71,7 +71,8 @@ class TorchWholeStep:
     zbench.runtime.job.job.KERNELS; "auto" is the fastest there is. device: "auto" (a GPU if there is one), "cpu" or
     "cuda". timeout: seconds without progress after which the run ends. warmup: passes over the first batch before the
     first step, which are not recorded and train nothing. check: "exact" (in float64), "float32", "bytes".
-    checkpoint_every, checkpoint, resume, nic_counters, nic_interval: as of zbench.runtime.executor.Torch.
+    checkpoint_every, checkpoint, resume, nic_counters, nic_interval: as of
+    zbench.runtime.attention_executor.TorchAttention.
 
     Raises:
         ValueError: a setting cannot be, or there are no such steps; the message names it.
@@ -100,7 +101,7 @@ class TorchWholeStep:
     collectives: str = FLAT
     nic_counters: bool = False
     nic_interval: float | None = None
-    name: ClassVar[str] = "torch_whole_step"  # by which sentences call it
+    name: ClassVar[str] = "torch"  # by which sentences call it
     _rounds: RoundDriver | None = field(default=None, init=False)  # where workers come together in rounds
     _fleet: Fleet | None = field(default=None, init=False)
     _warm: bool = field(default=False, init=False)

@@ -1,6 +1,6 @@
-"""Times and profiles one rank's training steps: the torch executor's own rank, in this process and alone.
+"""Times and profiles one rank's training steps: a rank of executor=torch_attention, in this process and alone.
 
-A batch is one plan, all of its sequences on the rank: what executor=torch does with any system on one GPU, whose
+A batch is one plan, all of its sequences on the rank: what that executor does with any system on one GPU, whose
 planner's micro-batches would follow the cost model's memory instead of the executor's.
 """
 

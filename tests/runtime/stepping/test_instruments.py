@@ -8,7 +8,7 @@ import pytest
 from tests.runtime.test_step_executor import WORKLOAD, cost_of, trained
 from zbench.runtime.measured import COUNTERS
 from zbench.runtime.network.nic import PhysicalCounters
-from zbench.runtime.step_executor import COUNTED, TorchWholeStep
+from zbench.runtime.step_executor import COUNTED, Torch
 from zbench.systems.ring import Ring
 
 NICS = len(PhysicalCounters.of().counters)  # of this machine
@@ -19,7 +19,7 @@ def test_a_step_tells_what_the_counters_of_its_machine_say() -> None:
     """One node's processes send each other nothing through a NIC, so that there is no telling how much it carries."""
     cost = cost_of(1, 2)
     cost = replace(cost, cluster=replace(cost.cluster, nics_per_node=NICS))
-    executor = TorchWholeStep(cost, WORKLOAD, warmup=0, check=("bytes",), nic_counters=True, nic_interval=0.001)
+    executor = Torch(cost, WORKLOAD, warmup=0, check=("bytes",), nic_counters=True, nic_interval=0.001)
     for found in trained(executor, Ring(cost), 2):
         assert [len(found.nic_tx_bytes), len(found.nic_rx_bytes)] == [NICS, NICS]
         assert min(found.nic_tx_bytes + found.nic_rx_bytes) >= 0
@@ -34,12 +34,12 @@ def test_other_nics_than_the_cluster_has_are_a_sentence() -> None:
     cost = cost_of(1, 2)
     cost = replace(cost, cluster=replace(cost.cluster, nics_per_node=NICS + 1))
     with pytest.raises(ValueError, match=rf"^cluster.nics_per_node is {NICS + 1}; node 0 has {NICS}: "):
-        trained(TorchWholeStep(cost, WORKLOAD, warmup=0, nic_counters=True), Ring(cost), 1)
+        trained(Torch(cost, WORKLOAD, warmup=0, nic_counters=True), Ring(cost), 1)
 
 
 def test_the_record_says_where_nics_bytes_are_from() -> None:
     for counters, source in ((False, COUNTED), (True, COUNTERS)):
-        executor = TorchWholeStep(cost_of(1, 2), WORKLOAD, nic_counters=counters)
+        executor = Torch(cost_of(1, 2), WORKLOAD, nic_counters=counters)
         try:
             assert executor.start().about["nic_bytes"] == source
         finally:
@@ -49,7 +49,7 @@ def test_the_record_says_where_nics_bytes_are_from() -> None:
 def test_nodes_that_one_machine_plays_are_a_sentence() -> None:
     told = "^executor.nic_counters is true; one machine plays 2 nodes, whose traffic its counters mix"
     with pytest.raises(ValueError, match=told):
-        TorchWholeStep(cost_of(2, 1), WORKLOAD, nic_counters=True).start()
+        Torch(cost_of(2, 1), WORKLOAD, nic_counters=True).start()
 
 
 @pytest.mark.parametrize(
@@ -62,4 +62,4 @@ def test_nodes_that_one_machine_plays_are_a_sentence() -> None:
 )
 def test_a_setting_that_cannot_be_is_a_sentence(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=f"^{told}"):
-        TorchWholeStep(cost_of(), WORKLOAD, **settings)
+        Torch(cost_of(), WORKLOAD, **settings)

@@ -19,7 +19,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.describe.mask import FULL, Mask
 from zbench.plans.plan import Plan
-from zbench.runtime.executor import Torch
+from zbench.runtime.attention_executor import TorchAttention
 from zbench.runtime.job import settings
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.runtime.training.deepspeed import Stream, kv_copies
@@ -117,7 +117,7 @@ def test_what_cannot_be_is_told_before_the_step(
 ) -> None:
     monkeypatch.setattr(settings, "find_spec", lambda name: object() if installed else None)
     cost, plan = planned((4, 2), (50, 60))
-    torch = Torch(cost, Fixed(seed=0, tokens=110, length=60), check=check)
+    torch = TorchAttention(cost, Fixed(seed=0, tokens=110, length=60), check=check)
     monkeypatch.setattr(torch, "_fleet", object())  # which nobody calls
     with pytest.raises(ValueError, match=told):
         torch.step(Batch(plan.lengths, 0, 0), (plan.with_(attention=attention),))

@@ -13,10 +13,10 @@ from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.interfaces.protocols import System
 from zbench.interfaces.result import SECONDS_FOR
+from zbench.runtime.attention_executor import TorchAttention
 from zbench.runtime.checkpoints.folder import META, checkpoint_description
 from zbench.runtime.checkpoints.manifest import FILES, entries, sealed
 from zbench.runtime.driver import CheckFailed, Diverged
-from zbench.runtime.executor import Torch
 from zbench.runtime.job.job import AdamW, Job, Report
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.runtime.processes.launch import LocalFleet
@@ -36,7 +36,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def train(executor: Torch, steps: int, system: System = SYSTEM) -> list[float]:
+def train(executor: TorchAttention, steps: int, system: System = SYSTEM) -> list[float]:
     """Losses of the steps that are left; the executor is stopped."""
     try:
         first = executor.start().first_step
@@ -72,21 +72,21 @@ def test_a_killed_rank_ends_the_run_and_is_named(cost: Cost, rank: int, place: s
 
 def test_a_rank_killed_while_it_saves_again_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     folder = str(tmp_path / "point")
-    train(Torch(COST, WORKLOAD, checkpoint_every=1, checkpoint=folder), 1)
+    train(TorchAttention(COST, WORKLOAD, checkpoint_every=1, checkpoint=folder), 1)
     job = Job(COST, WORKLOAD, 0, "auto", "replicated", AdamW(), False)
     with (
         LocalFleet(2, "tests.runtime.dying:Dying", (job, 1, "checkpoint"), timeout=60) as fleet,
         pytest.raises(RankFailed),
     ):
         fleet.call("save", folder, 2)
-    assert Torch(COST, WORKLOAD, resume=folder).first_step == 1
+    assert TorchAttention(COST, WORKLOAD, resume=folder).first_step == 1
 
 
 def opened_as_data(folder: Path, marker: Path) -> None:
     """Lets torch's pickle in a checkpoint run something when it is opened, as its manifest then says, too."""
     (folder / ".metadata").write_bytes(b"cos\nmkdir\n(V" + str(marker).encode() + b"\ntR.")
     with pytest.raises(ValueError, match=r"^resume is .*; its checkpoint has .metadata with \d+ bytes, and \d+ were "):
-        Torch(COST, WORKLOAD, resume=str(folder))
+        TorchAttention(COST, WORKLOAD, resume=str(folder))
     meta = checkpoint_description(str(folder))
     files = entries(folder, meta.pop(FILES))
     (folder / META).write_text(sealed(meta, files))
@@ -95,10 +95,10 @@ def opened_as_data(folder: Path, marker: Path) -> None:
 @pytest.mark.parametrize("parameters", ["replicated", "sharded"])
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(parameters: str, tmp_path: Path) -> None:
     folder = str(tmp_path / "point")
-    whole = train(Torch(COST, WORKLOAD, parameters=parameters), 5)
-    first = train(Torch(COST, WORKLOAD, parameters=parameters, checkpoint_every=2, checkpoint=folder), 3)
+    whole = train(TorchAttention(COST, WORKLOAD, parameters=parameters), 5)
+    first = train(TorchAttention(COST, WORKLOAD, parameters=parameters, checkpoint_every=2, checkpoint=folder), 3)
     opened_as_data(tmp_path / "point", tmp_path / "PWNED")
-    rest = train(Torch(COST, WORKLOAD, parameters=parameters, resume=folder), 5)
+    rest = train(TorchAttention(COST, WORKLOAD, parameters=parameters, resume=folder), 5)
     assert not (tmp_path / "PWNED").exists()
     assert first == whole[:3]
     assert rest == whole[2:]  # the same bits: checkpoint after two steps, and so after warming up
@@ -106,16 +106,16 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(parameters: str, tmp_pat
 
 
 def test_two_runs_give_the_same_bits() -> None:
-    assert train(Torch(COST, WORKLOAD), 3) == train(Torch(COST, WORKLOAD, warmup=0), 3)
+    assert train(TorchAttention(COST, WORKLOAD), 3) == train(TorchAttention(COST, WORKLOAD, warmup=0), 3)
 
 
 def test_a_loss_that_is_no_number_stops_the_run() -> None:
     with pytest.raises(Diverged, match=r"the loss is (nan|inf) in step \d; the run stops"):
-        train(Torch(COST, WORKLOAD, optimizer={"lr": 1e38}), 6)
+        train(TorchAttention(COST, WORKLOAD, optimizer={"lr": 1e38}), 6)
 
 
 def test_what_a_step_measures() -> None:
-    executor = Torch(COST, WORKLOAD, recompute="auto")
+    executor = TorchAttention(COST, WORKLOAD, recompute="auto")
     ready = executor.start()
     try:
         batch = WORKLOAD.batch(0)
@@ -140,7 +140,7 @@ def test_what_a_step_measures() -> None:
 
 
 def test_a_failed_check_says_what_differs() -> None:
-    executor = Torch(COST, WORKLOAD, check=("exact",))
+    executor = TorchAttention(COST, WORKLOAD, check=("exact",))
     report = Report(1.0, 1.0, 0.1, 0.1, 0.1, 0.1, (0, 0), (0, 0), 1, 1, worst=(2e-12, "the gradient of head"))
     with pytest.raises(CheckFailed, match=r"check=exact failed in step 0: the gradient of head differs .* by 2e-12"):
         executor.checked(Batch(np.array([3]), 0, 0), (), [report, report], "none")
@@ -150,7 +150,7 @@ def test_a_failed_check_says_what_differs() -> None:
 
 
 def test_a_byte_too_many_fails_the_check() -> None:
-    executor = Torch(COST, WORKLOAD, check=("bytes",))
+    executor = TorchAttention(COST, WORKLOAD, check=("bytes",))
     batch = Batch(np.array([40]), 0, 0)
     report = Report(1.0, 1.0, 0.1, 0.1, 0.1, 0.1, (0, 0), (12, 12), 1, 1)
     with pytest.raises(CheckFailed, match=r"check=bytes failed in step 0: rank 0 sent 12 bytes, and the simulator"):
@@ -174,4 +174,4 @@ def test_a_byte_too_many_fails_the_check() -> None:
 )
 def test_bad_settings_are_told_in_a_sentence(settings: dict[str, object], told: str) -> None:
     with pytest.raises(ValueError, match=told.replace("(", r"\(")):
-        Torch(COST, WORKLOAD, **settings)  # type: ignore[arg-type]
+        TorchAttention(COST, WORKLOAD, **settings)  # type: ignore[arg-type]

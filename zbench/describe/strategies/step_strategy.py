@@ -110,7 +110,7 @@ class StepStrategy:
         ):
             if value != usual:
                 on_hosts = name in ("memory.offload", "memory.parameter_layers")  # emulated nodes have no link there
-                have = "simulated or torch_whole_step" if on_hosts else "simulated, torch_whole_step or desk_whole_step"
+                have = "simulated or torch" if on_hosts else "simulated, torch or desk"
                 raise ValueError(
                     f"{name} is {bracketed(value)}; only runs with executor={have} have that, all else takes "
                     f"{'none, zero1, zero2 or zero3' if usual == '' else usual}"

@@ -1,4 +1,5 @@
-"""The whole steps that say what runs of attention's plans take (executor=torch and desk). Pure: no torch.
+"""The whole steps that say what runs of attention's plans take (executor=torch_attention and
+desk_attention). Pure: no torch.
 
 These executors run plans of attention and train everything round them in a way of their own
 (zbench.runtime.training.parameters). What a whole step is told, so that it is theirs: parameters, gradients and
@@ -61,7 +62,7 @@ def of_line(executor: Simulated, plans: tuple[Plan, ...], line: Line) -> Simulat
         )
     if model.sharding == "zero3" and len(plans) > 1 and executor.cost.cluster.num_ranks > 1:
         raise ValueError(
-            f"{where} has {with_noun(len(plans), 'micro-batch')} and sharded parameters; executor=torch reduces "
-            "gradients in the last one alone, and whole steps, which predict what runs take, in each"
+            f"{where} has {with_noun(len(plans), 'micro-batch')} and sharded parameters; executor=torch_attention "
+            "reduces gradients in the last one alone, and whole steps, which predict what runs take, in each"
         )
     return executor if level == model.recompute else replace(executor, cost=recomputing(executor.cost, level))

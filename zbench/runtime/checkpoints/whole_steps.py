@@ -36,8 +36,7 @@ def resting_then(path: str) -> tuple[Step, int]:
         return read_step(text), tokens
     except ValueError as error:
         raise ValueError(
-            f"resume is {path!r}; it takes the checkpoint of a run of executor=torch_whole_step with sync=every_step "
-            f"({error})"
+            f"resume is {path!r}; it takes the checkpoint of a run of executor=torch with sync=every_step ({error})"
         ) from error
 
 
@@ -49,5 +48,5 @@ def check_of_attention(path: str) -> None:
     """
     if "GPUs of a worker" in checkpoint_description(path)["run"]:
         raise ValueError(
-            f"resume is {path!r}; it is a checkpoint of executor=torch_whole_step, and executor=torch takes its own"
+            f"resume is {path!r}; it is a checkpoint of executor=torch, and executor=torch_attention takes its own"
         )

@@ -5,7 +5,7 @@ What a GPU has already stays, what it lacks comes from a GPU that has it, in a m
 of several that have it GPU p asks number p, counted round, in the order of GPUs. Tensor follows tensor, in one order
 everywhere; what rests in host memory goes over two GPUs (zbench.step.passes.parameters.switch_hosts), which have room
 for a tensor of a layer of each stage, and one more: these come while the one before goes. It is what
-executor=torch_whole_step does between two steps.
+executor=torch does between two steps.
 """
 
 from collections import Counter, defaultdict

@@ -17,15 +17,15 @@ from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local
 from zbench.plans.plan import Plan
-from zbench.runtime.executor import TARGET, Torch
+from zbench.runtime.attention_executor import TARGET, TorchAttention
 from zbench.runtime.job.job import Job
 from zbench.runtime.processes.fleet import Fleet
 
 
 @dataclass(slots=True)
-class Desk(Torch):
-    """Executes plans as zbench.runtime.executor.Torch does, on a desk cluster (zbench.runtime.network.wiring); settings
-    as there.
+class DeskAttention(TorchAttention):
+    """Executes plans as zbench.runtime.attention_executor.TorchAttention does, on a desk cluster
+    (zbench.runtime.network.wiring); settings as there.
 
     fault: what is to happen to a NIC, by fields of zbench.runtime.network.fault.Fault; None: nothing.
 
@@ -55,7 +55,7 @@ class Desk(Torch):
                 "nodes have sharding=none and executor.parameters=replicated only: gloo gathers parameters round "
                 "one ring of ranks, through one NIC of each node, which no cluster that is emulated does"
             )
-        Torch.__post_init__(self)
+        TorchAttention.__post_init__(self)
         fault_of(self.fault, self.cost.cluster)
 
     def start(self) -> Ready:
@@ -63,9 +63,9 @@ class Desk(Torch):
 
         Raises:
             ValueError: this machine takes longer for the ranks' work than their devices would.
-            what zbench.runtime.executor.Torch.start raises.
+            what zbench.runtime.attention_executor.TorchAttention.start raises.
         """
-        ready = Torch.start(self)
+        ready = TorchAttention.start(self)
         assert self._fleet is not None
         cluster = self.cost.cluster
         plan = _apart(self.cost, max(1, self.workload.batch(0).num_tokens // cluster.num_ranks))
@@ -75,15 +75,15 @@ class Desk(Torch):
         return replace(ready, about={**ready.about, "burst": {"real_seconds": real, "device_seconds": modelled}})
 
     def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:
-        """Runs a step as Torch does, and marks it invalid where the machine was too busy for it."""
-        result = Torch.traced_step(self, batch, plans, trace)
+        """Runs a step as TorchAttention does, and marks it invalid where the machine was too busy for it."""
+        result = TorchAttention.traced_step(self, batch, plans, trace)
         return replace(result, valid=step_counts(result.phases, result.seconds))
 
     def about(self, job: Job) -> dict[str, Any]:
-        return {**Torch.about(self, job), "nic_bytes": NIC_BYTES, "device": "paced"}
+        return {**TorchAttention.about(self, job), "nic_bytes": NIC_BYTES, "device": "paced"}
 
     def job(self) -> Job:
-        return replace(Torch.job(self), is_paced=True, fault=fault_of(self.fault, self.cost.cluster))
+        return replace(TorchAttention.job(self), is_paced=True, fault=fault_of(self.fault, self.cost.cluster))
 
     def _open(self, job: Job) -> Fleet:
         return open_emulated("desk", self.cost.cluster, TARGET, job, self.timeout)

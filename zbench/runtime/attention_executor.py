@@ -51,7 +51,7 @@ STATE = {
 
 
 @dataclass(slots=True)
-class Torch:
+class TorchAttention:
     """The executor that trains. One run at a time: start(), steps in order, stop().
 
     kernel: of zbench.runtime.job.job.KERNELS; "auto" is the fastest there is. parameters: "replicated" or "sharded";
@@ -91,15 +91,15 @@ class Torch:
     _capacity: int = field(default=0, init=False)  # bytes, of the rank that has least
 
     def __post_init__(self) -> None:
-        need("torch", "executor=torch")
+        need("torch", "executor=torch_attention")
         model = self.cost.model
         common = ("seed", "kernel", "device", "timeout", "warmup", "optimizer")
         check_training(model, self.workload, {name: getattr(self, name) for name in common})
-        model.check_alike("executor=torch trains layers of one kind (executor=torch_whole_step trains both)")
+        model.check_alike("executor=torch_attention trains layers of one kind (executor=torch trains both)")
         if model.sharding == "zero2":
             raise ValueError(
-                "sharding is zero2; executor=torch shards gradients together with parameters or not at all, so it "
-                "takes none, zero1 or zero3 (executor=torch_whole_step has all)"
+                "sharding is zero2; executor=torch_attention shards gradients together with parameters or not at all, "
+                "so it takes none, zero1 or zero3 (executor=torch has all)"
             )
         if self.parameters is not None:
             one_of("executor.parameters", self.parameters, PARAMETERS)
@@ -163,8 +163,8 @@ class Torch:
         assert self._fleet is not None
         if any(plan.pipelines is not None for plan in plans):
             raise ValueError(
-                "plan.pipelines has groups of ranks; executor=torch has no tensor or pipeline parallelism and takes "
-                "plans without them"
+                "plan.pipelines has groups of ranks; executor=torch_attention has no tensor or pipeline parallelism "
+                "and takes plans without them"
             )
         for other in {plan.attention for plan in plans} - {""}:
             check_package(other, self.check)
