@@ -137,7 +137,11 @@ GONE_TARGETS: Mapping[str, tuple[str, str]] = {
     "zbench.simulator.estimate.step.StepEstimate": ("executor", "simulated_attention")
 }
 # By key as it is typed today: earlier words for its values.
-VALUES: Mapping[str, Mapping[object, str]] = {"memory.loss_chunk_tokens": {"chunked": "auto"}}
+VALUES: Mapping[str, Mapping[object, str]] = {
+    "memory.loss_chunk_tokens": {"chunked": "auto"},
+    "sharding": {"sharded": "zero3", "replicated": "none"},
+}
+_OF_ATTENTION_RUNS = {"parameters": "sharding", "recompute": "recompute"}
 # By class: keys that were its own and are set in other groups today, as they are typed. Records of before are read into
 # these groups (zbench.record.older).
 REGROUPED: Mapping[str, Mapping[str, str]] = {
@@ -150,4 +154,6 @@ REGROUPED: Mapping[str, Mapping[str, str]] = {
         "expert_parallel": "parallel.expert_parallel",
         "routing_skew": "experts.skew",
     },
+    "zbench.runtime.step_executor.Torch": _OF_ATTENTION_RUNS,  # executor=torch ran plans of attention, with keys of them
+    "zbench.desk.step_executor.Desk": _OF_ATTENTION_RUNS,
 }
