@@ -22,6 +22,7 @@ from zbench.record.flops import Facts
 from zbench.record.metrics import figures
 from zbench.record.older import as_today, bytes_of_nics, with_all_keys
 from zbench.record.record import Line, read
+from zbench.record.renamed import renamed
 from zbench.record.rows import rows
 
 # Of a run of model=llama_30b_tp4 on cluster=a800_4x8, as it was recorded then.
@@ -224,3 +225,21 @@ def test_nics_that_are_one_carry_all_of_its_bytes_evenly(sizes: list[int], bonde
     found = np.array(bytes_of_nics(sizes, bonded)).reshape(len(sizes), bonded)
     assert found.sum(axis=1).tolist() == sizes
     assert (found.max(axis=1) - found.min(axis=1) <= 1).all()
+
+
+@pytest.mark.parametrize(
+    ("target", "was", "now"),
+    [
+        ("zbench.runtime.executor.Torch", "torch", "torch_attention"),
+        ("zbench.runtime.step_executor.TorchWholeStep", "torch_whole_step", "torch"),
+        ("zbench.desk.executor.Desk", "desk", "desk_attention"),
+        ("zbench.desk.step_executor.DeskWholeStep", "desk_whole_step", "desk"),
+    ],
+)
+def test_an_executor_of_an_older_record_has_the_name_of_its_class_today(target: str, was: str, now: str) -> None:
+    """Names changed hands: torch of a record of before is not torch of today."""
+    config = with_all_keys(renamed({"executor": {"_target_": target, "seed": 0}, "choices": {"executor": was}}))
+    assert config["choices"]["executor"] == now
+    yaml = OmegaConf.load(CONF / "executor" / f"{now}.yaml")
+    assert config["executor"] == {"_target_": yaml["executor"]["_target_"], "seed": 0}
+    assert with_all_keys(config) == config

@@ -66,7 +66,14 @@ def yaml_of(path: Path) -> DictConfig:
     return found
 
 
-YAMLS = {str(own["_target_"]): own for path in CONF.glob("*/*.yaml") if "_target_" in (own := yaml_of(path))}
+def own_keys(path: Path) -> DictConfig:
+    """Returns a choice's own keys, also where its yaml sets other groups beside them."""
+    found = yaml_of(path)
+    own = found.get(path.parent.name)
+    return own if isinstance(own, DictConfig) else found
+
+
+YAMLS = {str(own["_target_"]): own for path in CONF.glob("*/*.yaml") if "_target_" in (own := own_keys(path))}
 
 
 @pytest.mark.parametrize("target", KEYS)

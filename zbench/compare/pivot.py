@@ -49,7 +49,7 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "backward_chunks": ("chunks in which tokens go to experts, backward, mean of the steps", "{:.3g}".format),
     "recomputed_layers": ("layers recomputed, mean of the steps", "{:.3g}".format),
 }
-ATTENTION_ALONE = ("torch", "desk")  # executors that send, and count, messages of attention alone
+ATTENTION_ALONE = ("torch_attention", "desk_attention")  # executors that send, and count, messages of attention alone
 TIME = "time"  # all parts of a step's seconds, which sum to it
 _OTHERS = ("cluster", "model", "executor", "world", "planners", "mask", "tokens_per_gpu", "free", "seed", "baseline")
 _APART = ("steps_asked", "sources")  # told only where runs differ: then each has a table of its own

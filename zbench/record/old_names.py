@@ -154,6 +154,6 @@ REGROUPED: Mapping[str, Mapping[str, str]] = {
         "expert_parallel": "parallel.expert_parallel",
         "routing_skew": "experts.skew",
     },
-    "zbench.runtime.step_executor.Torch": _OF_ATTENTION_RUNS,  # executor=torch ran plans of attention, with keys of them
+    "zbench.runtime.step_executor.Torch": _OF_ATTENTION_RUNS,  # keys that executor=torch had of its own
     "zbench.desk.step_executor.Desk": _OF_ATTENTION_RUNS,
 }
