@@ -141,7 +141,7 @@ def test_sigterm_ends_a_run_and_its_record(here: Path) -> None:
 
 def test_sigterm_ends_the_ranks_too(here: Path) -> None:
     own = [
-        "executor=torch_attention",
+        "executor=torch",
         "executor.device=cpu",
         "cluster.gpus_per_node=2",
         "cluster.nics_per_node=1",

@@ -83,8 +83,6 @@ def test_its_command_works_from_any_folder(scripts: Path, tmp_path: Path) -> Non
     assert "SIMULATED on a800_4x8" in ran(scripts / "zbench", *words, folder=tmp_path)
     said = ran(scripts / "python", "-m", "zbench.compare", "results/runs.jsonl", folder=tmp_path)
     assert "ring" in said
-    said = ran(
-        scripts / "zbench", "executor=torch_attention", "cluster=local_2x2", "model=tiny", folder=tmp_path, code=2
-    )
+    said = ran(scripts / "zbench", "executor=torch", "cluster=local_2x2", "model=tiny", folder=tmp_path, code=2)
     assert said.strip().endswith("pip install 'zbench[torch]'")
     assert len(said.strip().splitlines()) == 1

@@ -140,9 +140,7 @@ def test_a_yaml_with_defaults_or_a_package_is_composed() -> None:
             assert OmegaConf.to_yaml(node) == OmegaConf.to_yaml(compose("config", [f"{group}={choice}"])[group])
 
 
-@pytest.mark.parametrize(
-    "given", [[], ["system=ring", "workload=github", "steps=3", "seed=2"], ["executor=torch_attention"]]
-)
+@pytest.mark.parametrize("given", [[], ["system=ring", "workload=github", "steps=3", "seed=2"], ["executor=torch"]])
 def test_a_job_that_chooses_nothing_but_groups_is_what_they_compose_together(given: list[str]) -> None:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         whole = compose("config", given, return_hydra_config=True)

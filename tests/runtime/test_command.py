@@ -1,4 +1,4 @@
-"""python -m zbench executor=torch_attention, as a user types it."""
+"""python -m zbench executor=torch, as a user types it."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from zbench.record.record import read
 from zbench.run.replay import Replay
 
 SMALL = (
-    "executor=torch_attention",
+    "executor=torch",
     "model=tiny",
     "cluster=local_2x2",
     "workload=pystdlib",
@@ -54,9 +54,9 @@ def test_two_systems_train_alike_and_pass_both_checks(tmp_path: Path) -> None:
 def test_whole_steps_train_in_groups_and_shards(tmp_path: Path) -> None:
     """The record has every account of the step, and the table shows them; the run is made again as it is played."""
     out, trace = tmp_path / "runs.jsonl", tmp_path / "step.json"
-    words = ("executor=torch", "parallel.tensor_parallel=2", "sharding=zero3", "sharding.window=0")
+    words = ("parallel.tensor_parallel=2", "sharding=zero3", "sharding.window=0")
     done = command(
-        *words, *SMALL[1:], "baseline=null", "check=[exact,bytes]", f"out={out}", f"trace={trace}",
+        *SMALL, *words, "baseline=null", "check=[exact,bytes]", f"out={out}", f"trace={trace}",
         before=("-X", "importtime"),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -80,6 +80,18 @@ def test_whole_steps_train_in_groups_and_shards(tmp_path: Path) -> None:
     assert {one["pid"] for one in events if one["name"].startswith("optimizer ")} == {0, 1}
     batch, plans = Replay.of(run).step(run.steps[0])
     assert Replay.of(run).parts.executor.step(batch, plans).nic_tx_for.keys() == run.steps[0]["nic_tx_for"].keys()
+
+
+def test_plans_of_attention_train_alike(tmp_path: Path) -> None:
+    """executor=torch_attention, with torch's modules around plans, has the losses of whole steps."""
+    out = tmp_path / "runs.jsonl"
+    for executor in ("torch_attention", "torch"):
+        words = (*SMALL[1:], f"executor={executor}", "cluster.num_nodes=1", "baseline=null", f"out={out}")
+        done = called(*words, "check=[exact,bytes]")
+        assert done.returncode == 0, done.stderr
+        assert f"MEASURED, executor {executor};" in done.stdout
+    losses = [step["loss"] for step in lines(out, "step")]
+    assert losses[:2] == pytest.approx(losses[2:], rel=1e-12)
 
 
 TORCHRUN = (
