@@ -103,9 +103,9 @@ def test_no_yaml_of_a_group_sets_what_another_group_has() -> None:
     models = ("desk", "llama_13b_tp2", "llama_30b_tp4", "llama_7b_pp4", "moe_8x550m", "tiny")
     assert sorted(outside) == [
         "executor/desk",
-        "executor/desk",
+        "executor/desk_attention",
         "executor/torch",
-        "executor/torch",
+        "executor/torch_attention",
         *(f"model/{name}" for name in models),
     ]
 
