@@ -147,3 +147,32 @@ def test_any_broken_character_is_a_sentence(seed: int) -> None:
             read_step("\n".join([*LINES[:at], changed, *LINES[at + 1 :]]))
         except TextFault as error:
             assert " column " in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    ("line", "changed", "told"),
+    [
+        ("  slot s of t", "", "there is no index or slot s"),
+        ("ends wq", "{0}\n{0}", r"at the end of the step needs wq of layer 0: .* names wq\[.*\] .*twice"),
+        ("begins wq", "{0}\n{0}", r"^instance .* needs wq of layer 0: .* names wq\[.*\] .*twice"),
+        ("ends wq", "{0}, version 2147483648", "it has 2,147,483,648 where it takes a number of at most 2,147,483,647"),
+        ("template", "layout\n{0}", "column 1: the text ends, and layout 1 has no tensor"),
+        ("play", "{0}\nplay forward for layer 7", r"\(template forward\) is for layer 7 to 7 of 2"),
+    ],
+)
+def test_a_fault_that_is_no_fault_of_a_word(line: str, changed: str, told: str) -> None:
+    at = next(at for at, words in enumerate(LINES) if words.startswith(line))
+    words = changed.format(LINES[at])
+    with pytest.raises(ValueError, match=told):
+        prove_step(read_step("\n".join([*LINES[:at], words, *LINES[at + 1 :]])))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("times", [0, 2])
+def test_a_line_that_is_left_out_or_doubled_is_a_sentence(times: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for at in rng.choice(len(LINES), 16, replace=False).tolist():
+        try:
+            prove_step(read_step("\n".join([*LINES[:at], *[LINES[at]] * times, *LINES[at + 1 :]])))
+        except ValueError as error:
+            assert " " in str(error)  # noqa: PT017 - both outcomes are right, neither is a crash

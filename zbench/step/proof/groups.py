@@ -1,5 +1,6 @@
 """Groups of a contract: all items of one tensor and layer, numbered, so that equal groups have one number."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -59,11 +60,20 @@ class Groups:
 
     def table(self, group: ItemGroup | None) -> dict[tuple[int, int], list[int]]:
         """Returns the items of a group: by (place, cell) their count, version and hops."""
+        return {(row[0], row[1]): row[2:] for row in self._rows(group)}
+
+    def doubled(self, group: ItemGroup | None) -> set[tuple[int, int]]:
+        """Returns the items, (place, cell), that a group has more than once."""
+        counts = Counter((row[0], row[1]) for row in self._rows(group))
+        return {item for item, count in counts.items() if count > 1}
+
+    def _rows(self, group: ItemGroup | None) -> list[list[int]]:
         if group is None:
-            return {}
+            return []
         table = np.frombuffer(self.items[group.number], np.int32).reshape(-1, _COLUMNS).astype(np.int64)
         table += [group.place, 0, 0, group.version, 0]
-        return {(row[0], row[1]): row[2:] for row in table.tolist()}
+        rows: list[list[int]] = table.tolist()
+        return rows
 
 
 def slots_of(step: Step) -> list[tuple[int, ...]]:
@@ -107,7 +117,9 @@ def difference_word(step: Step, groups: Groups, where: Where, have: ItemGroup | 
         if a != b:
             what = item_name(step, layout, tensor, 0, place, cell)
             return f"needs {name}: {what} has to be {_told(layout, tensor, a)} and is {_told(layout, tensor, b)}"
-    raise AssertionError("groups with the same items have the same number")
+    doubled = min(groups.doubled(want) | groups.doubled(have))  # all else is alike, and groups are told apart by it
+    what = item_name(step, layout, tensor, 0, *doubled)
+    return f"needs {name}: what the step begins or ends with names {what} twice"
 
 
 def _told(layout: StepLayout, tensor: int, item: list[int] | None) -> str:

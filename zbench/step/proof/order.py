@@ -37,6 +37,10 @@ def order_fault(step: Step, tables: WalkTables, looked: Sequence[tuple[Looked, i
     for number, one in enumerate(step.order):
         if not 0 <= one.template < len(step.templates):
             return f"instance {number} is of template {one.template}; there are {len(step.templates)}"
+        last = one.layer + one.stride * (one.repeats - 1)
+        if min(one.layer, last) < 0 or max(one.layer, last) > step.num_layers:
+            name = step.templates[one.template].name
+            return f"instance {number} (template {name}) is for layer {one.layer} to {last} of {step.num_layers}"
     order = np.array(
         [(one.template, one.layer, one.repeats, one.stride, one.version, one.place) for one in step.order], np.int64
     ).reshape(-1, 6)

@@ -1,5 +1,6 @@
 """Reads the lines of a layout: indices, slots, maps, relations, tensors and formulas."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -9,10 +10,10 @@ from zbench.step.formula import Formula, FormulaError, parse_formula
 from zbench.step.index import Index, PartMap, Relation
 from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
-from zbench.step.reading.scanner import Scanner
+from zbench.step.reading.scanner import MOST_AMOUNT, Scanner
 from zbench.step.tensor import LAYERS, MERGES, NATURES, Tensor
 
-MOST_AMOUNT = 10**12
+_MOST_VALUES = 10**12  # of a cell
 
 
 @dataclass
@@ -127,7 +128,7 @@ def _tensor(part: PartialLayout, scanner: Scanner) -> None:
     scanner.take(",")
     layers = scanner.take(*LAYERS)
     scanner.take(",")
-    unit = scanner.integer("a number of bytes")
+    unit = scanner.integer("a number of bytes", MOST_AMOUNT)
     if unit < 1:
         raise scanner.fault(f"a value has {unit} bytes; it takes at least 1", scanner.at - len(str(unit)))
     scanner.take("bytes")
@@ -144,7 +145,7 @@ def _tensor(part: PartialLayout, scanner: Scanner) -> None:
         if given == "hops":
             hops = scanner.integer()
         elif given == "amounts":
-            amounts = _below(scanner, scanner.numbers(), cells, MOST_AMOUNT)
+            amounts = _below(scanner, scanner.numbers(), cells, _MOST_VALUES)
         else:
             scanner.take("by")
             counted_by = scanner.word("the name of a tensor")
@@ -155,9 +156,15 @@ def _tensor(part: PartialLayout, scanner: Scanner) -> None:
 def _formula(part: PartialLayout, scanner: Scanner) -> None:
     words, at = scanner.rest()
     try:
-        part.formulas.append(parse_formula(words))
+        found = parse_formula(words)
     except FormulaError as error:
         raise scanner.fault(f"the formula {error.args[0]}", at + error.column - 1) from error
+    known = {one.name for one in part.indices} | {slot for slot, _ in part.aliases}
+    for slot in found.slots:
+        if slot not in known:
+            place = re.search(rf"[\[,(]\s*(?={slot}\s*[\],)])", words)
+            raise scanner.fault(f"there is no index or slot {slot}", at + (place.end() if place else 0))
+    part.formulas.append(found)
 
 
 LINES: Mapping[str, Callable[[PartialLayout, Scanner], None]] = {

@@ -293,6 +293,9 @@ class _Reader:
             raise TextFault(
                 f"line {line}, column 1: the text ends before there is a {'layout' if self.sizes else 'step'}"
             )
+        for number, one in enumerate(self.layouts):
+            if not one.tensors:
+                raise TextFault(f"line {line}, column 1: the text ends, and layout {number} has no tensor")
         made = [one.finished() for one in self.layouts]
         layers, gpus, hosts, leading = self.sizes
         return Step(

@@ -11,6 +11,7 @@ class TextFault(ValueError):
     """A text cannot be read; the message names line and column, from 1, and what would be right."""
 
 
+MOST_NUMBER, MOST_AMOUNT = 2**31 - 1, 10**15 - 1  # of columns' 32 bits; of sizes, bytes and amounts: all of 15 digits
 _compiled = cache(re.compile)  # a step's text has few patterns, and each many times
 
 
@@ -70,9 +71,12 @@ class Scanner:
             raise self.fault(f"it has {self.seen()} where it takes {what}")
         return found
 
-    def integer(self, what: str = "a number") -> int:
-        """Takes a number of at most 15 digits."""
-        return int(self.match(r"[+-]?\d{1,15}(?!\d)", what))
+    def integer(self, what: str = "a number", most: int = MOST_NUMBER) -> int:
+        """Takes a number of at most `most`, as columns of operations and items hold them."""
+        found = int(self.match(r"[+-]?\d{1,15}(?!\d)", what))
+        if abs(found) > most:
+            raise self.fault(f"it has {found:,} where it takes {what} of at most {most:,}", self.at - len(str(found)))
+        return found
 
     def word(self, what: str) -> str:
         """Takes a name."""
@@ -86,7 +90,7 @@ class Scanner:
         """Takes numbers as `numbers` does; returns each with the place where it begins."""
         self._blanks()
         at = self.at
-        found = [(self.integer(), at)]
+        found = [(self.integer(most=MOST_AMOUNT), at)]
         while (one := self.next(r"-?\d{1,15}(?!\d)")) is not None:
             found.append((int(one), self.at - len(one)))
         return found
