@@ -4,12 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zbench.describe.units import in_gib, parse, with_noun
+from zbench.describe.units import in_bytes, in_gib, parse, with_noun
 
 
 def test_numbers_with_their_nouns() -> None:
     found = [with_noun(*one) for one in ((1, "GPU"), (2, "GPU"), (0, "step"), (1024, "rank"), (2, "batch"))]
     assert found == ["1 GPU", "2 GPUs", "0 steps", "1,024 ranks", "2 batches"]
+    sizes = (33.52 * 2**30, 2**29, 100 * 2**10, 12)
+    assert [in_bytes(size) for size in sizes] == ["33.5 GiB", "0.5 GiB", "100.0 KiB", "12 bytes"]
     assert [in_gib(size * 2**30) for size in (33.52, 1, 0.06, 0.034)] == ["33.5", "1.0", "0.1", "0.03"]
 
 

@@ -34,6 +34,14 @@ def in_gib(size: float) -> str:
     return f"{found:.1f}" if found >= 0.05 else f"{found:.1g}"
 
 
+def in_bytes(size: float) -> str:
+    """Writes bytes with the largest unit of which there is half a one: '33.5 GiB', '100.0 KiB', '12 bytes'."""
+    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if (found := size / 1024**power) >= 0.5:
+            return f"{found:,.1f} {unit}"
+    return f"{size:,.0f} bytes"
+
+
 def parse(field: str, value: float | int | str, kind: str) -> float:
     """Returns `value` as an SI number of `kind` ("bytes", "bytes/s", "FLOP/s" or "seconds").
 

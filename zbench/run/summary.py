@@ -238,9 +238,8 @@ def _checks(done: Sequence[Run], says: str) -> list[str]:
                 f"{with_noun(len(worst), 'step')} (relative, float{8 * PRECISIONS[check]}; {limit:g} is allowed)."
             )
     if swapped := [checks[SWAPPED] for checks in found if SWAPPED in checks]:
-        lines.append(
-            f"routers chose: the dense model's own logits have the same choices, but for {sum(swapped):,.0f} of equals."
-        )
+        equal = f", but for {sum(swapped):,.0f} between equal logits" if sum(swapped) else ""
+        lines.append(f"routers chose: the dense model's own logits have the same choices{equal}.")
     if sizes := [checks["bytes"] for checks in found if "bytes" in checks]:
         lines.append(
             f"check=bytes holds: every {says} in {with_noun(len(sizes), 'step')} "

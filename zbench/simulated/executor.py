@@ -19,6 +19,7 @@ from zbench.describe.expert_schedule import DROPLESS, USUAL_EXPERTS, Experts
 from zbench.describe.overlap import FLAT, LAYER, StepOverlap
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS
 from zbench.describe.sync import EVERY, RoundSync
+from zbench.describe.units import in_bytes
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import NOT_ON_NVLINK, StepResult, kept_rows
 from zbench.plans.plan import ATTEND, Plan
@@ -270,8 +271,8 @@ class Simulated:
         found, room = memory.of_nodes(cluster), cluster.host_memory
         if room is not None and found.max(initial=0) > room:
             raise ValueError(
-                f"cluster.host_memory is {room / 2**30:,.1f} GiB; {model.told_of_hosts}, with which a node needs "
-                f"{found.max() / 2**30:,.1f} GiB of it: use more nodes, fewer tokens, or memory.offload=none"
+                f"cluster.host_memory is {in_bytes(room)}; {model.told_of_hosts}, with which a node needs "
+                f"{in_bytes(found.max())} of it: use more nodes, fewer tokens, or memory.offload=none"
             )
         return [int(one) for one in found]
 

@@ -7,7 +7,7 @@ import numpy as np
 from zbench.describe.arrays import Flags, Ints
 from zbench.describe.cluster import HOST_LINK, Cluster
 from zbench.describe.model import Model
-from zbench.describe.units import with_noun
+from zbench.describe.units import in_bytes, with_noun
 from zbench.step.operations import SEND
 from zbench.step.passes.memory.at_hosts import HostLayers
 from zbench.step.passes.memory.kept_on_hosts import with_kept_on_hosts
@@ -39,8 +39,8 @@ def check_host(model: Model, cluster: Cluster) -> None:
     need, room = resting_bytes(model, cluster), cluster.host_memory
     if room is not None and need > room:
         raise ValueError(
-            f"cluster.host_memory is {room / 2**30:,.1f} GiB; {model.told_of_hosts}, and a node's share of the "
-            f"parameters and the optimizer state that are there of {model.name} is {need / 2**30:,.1f} GiB: use more "
+            f"cluster.host_memory is {in_bytes(room)}; {model.told_of_hosts}, and a node's share of the "
+            f"parameters and the optimizer state that are there of {model.name} is {in_bytes(need)}: use more "
             "nodes, or fewer layers on hosts"
         )
 
@@ -62,11 +62,11 @@ def check_host_room(step: Step, model: Model, cluster: Cluster) -> None:
     for sizes, layers in zip(*sent_to_hosts(step, cluster.gpus_per_node), strict=True) if model.layers_on_hosts else ():
         need, count = int(sizes.max()), int(layers[sizes.argmax()])
         if need + state > cluster.host_memory:
-            beside = f", beside {state / 2**30:,.1f} GiB of parameters and optimizer state" if state else ""
+            beside = f", beside {in_bytes(state)} of parameters and optimizer state" if state else ""
             raise HostFull(
-                f"cluster.host_memory is {cluster.host_memory / 2**30:,.1f} GiB; with memory.offload={model.offload} "
-                f"the {what} of {with_noun(count, 'layer')} of a micro-batch on a node are {need / 2**30:,.1f} "
-                f"GiB{beside}: use more nodes, fewer tokens, or memory.offload=none"
+                f"cluster.host_memory is {in_bytes(cluster.host_memory)}; with memory.offload={model.offload} "
+                f"the {what} of {with_noun(count, 'layer')} of a micro-batch on a node are {in_bytes(need)}"
+                f"{beside}: use more nodes, fewer tokens, or memory.offload=none"
             )
 
 
