@@ -9,6 +9,7 @@ from tests.helpers.oracles import small
 from tests.helpers.steps import MODEL, execute, fault, plan_of, rejected_mutants
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.cost.cost import OPTIMIZER_BYTES, Cost
+from zbench.describe.degrees import WORLD, ShardDegrees
 from zbench.describe.overlap import END, StepOverlap
 from zbench.simulator.steps.play import PlayedStep, play_step
 from zbench.step.byte_law import stated_bytes
@@ -33,13 +34,17 @@ def played(step: Step, **host: float) -> PlayedStep:
     return play_step(step, [plan_of([400], 4, 4)], Cost(cluster, FIVE))
 
 
-@pytest.mark.parametrize("zero", ["1", "2", "3"])
+# A second copy of parameters in pairs; gathers in pairs, reductions in two hops.
+LEVELS = ShardDegrees(WORLD, 2, WORLD, WORLD), ShardDegrees(2, 1, 2, WORLD, hop=2)
+
+
+@pytest.mark.parametrize("zero", ["1", "2", "3", *LEVELS])
 @pytest.mark.parametrize(
     ("ranks", "degree", "gpus_per_node", "batches", "tied", "bucket"),
     [(2, 2, 2, 1, False, "layer"), (4, 1, 2, 2, True, 2000), (4, 1, 4, 1, False, END)],
 )
 def test_exact(
-    zero: str, ranks: int, degree: int, gpus_per_node: int, batches: int, tied: bool, bucket: int | str
+    zero: str | ShardDegrees, ranks: int, degree: int, gpus_per_node: int, batches: int, tied: bool, bucket: int | str
 ) -> None:
     model = replace(FIVE, tied_embeddings=tied)
     plans = [plan_of([9, 2], ranks, 4 // degree, first=at * 2) for at in range(batches)]

@@ -24,7 +24,7 @@ from zbench.describe.checks import (
     check_stage_layers,
     check_whole_number,
 )
-from zbench.describe.degrees import NESTED, ShardDegrees
+from zbench.describe.degrees import NESTED, WORLD, ShardDegrees
 from zbench.describe.layers.on_hosts import AS_GRADIENTS_COME, NOWHERE, HostUse
 from zbench.describe.model import (
     AUTO,
@@ -101,6 +101,12 @@ class Sharding:
         return cut if isinstance(cut, str) else f"of degrees {cut.told}"
 
     @property
+    def cuts_optimizer_over_all(self) -> bool:
+        """Whether the optimizer's state is cut over all ranks, so that each parameter is updated in one place."""
+        cut = self.of_model
+        return cut in SHARDING[1:] if isinstance(cut, str) else cut.optimizer == WORLD
+
+    @property
     def overlap(self) -> StepOverlap:
         """The gathers and reductions that are beside the layers' work."""
         return StepOverlap(self.window, self.gradient_bucket, collectives=self.collectives)
@@ -169,9 +175,8 @@ class TrainingMemory(HostUse):
         updates = self.host_updates, self.carried_layers
         check_on_hosts(self.optimizer_layers, self.parameter_layers, updates, self.optimizer_on_hosts)
 
-    def check_offload(self, granularity: str, stages: int, sharding: str) -> None:
-        """Refuses what cannot be in host memory. granularity: of recomputation; stages: of a pipeline; sharding: its
-        strategy, as Sharding.told has it.
+    def check_offload(self, granularity: str, stages: int, sharding: Sharding) -> None:
+        """Refuses what cannot be in host memory. granularity: of recomputation; stages: of a pipeline.
 
         Raises:
             ValueError: it cannot; the message names the keys.
@@ -191,20 +196,20 @@ class TrainingMemory(HostUse):
                     f"memory.{key} is {FEWEST} with recompute.granularity {ADAPTIVE}; one of both is chosen for the "
                     f"batch at hand, so it takes {ALL_LAYERS} or {other}"
                 )
-        if self.optimizer_on_hosts and sharding not in SHARDING[1:]:
+        if self.optimizer_on_hosts and not sharding.cuts_optimizer_over_all:
             raise ValueError(
-                f"{told} sharding {sharding}; optimizer state on hosts is cut over all GPUs, as ZeRO cuts it, so it "
-                "takes sharding=zero1, zero2 or zero3"
+                f"{told} sharding {sharding.told}; with it several hosts would update a parameter, and each has one "
+                "that does, so it takes sharding=zero1, zero2, zero3, or degrees with optimizer: world"
             )
         if self.parameters_rest_on_hosts and stages != 1:
             raise ValueError(
                 f"memory.parameter_layers is {self.parameter_layers} with parallel.pipeline_parallel {stages}; all "
                 "layers have to be on all GPUs, so it takes parallel.pipeline_parallel=1"
             )
-        if self.parameter_layers != NOWHERE and sharding != SHARDING[-1]:
+        if self.parameter_layers != NOWHERE and sharding.of_model != SHARDING[-1]:
             raise ValueError(
-                f"memory.parameter_layers is {self.parameter_layers} with sharding {sharding}; a GPU brings its share "
-                f"of a layer before it is gathered, so it takes sharding={SHARDING[-1]}"
+                f"memory.parameter_layers is {self.parameter_layers} with sharding {sharding.told}; a GPU brings its "
+                f"share of a layer before it is gathered, so it takes sharding={SHARDING[-1]}"
             )
 
 

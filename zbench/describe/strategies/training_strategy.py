@@ -71,7 +71,7 @@ class TrainingStrategy:
                 f"go between experts' messages of the next one, which is like it, so it takes {ALL_LAYERS} or {CHOSEN}"
             )
         stages = self.parallel.pipeline_parallel
-        self.memory.check_offload(self.recompute.granularity, stages, self.sharding.told)
+        self.memory.check_offload(self.recompute.granularity, stages, self.sharding)
         if self.sync.in_rounds:
             self._check_rounds()
         if self.recompute.is_adaptive and (self.sync.in_rounds or self.job.has_rollouts):
