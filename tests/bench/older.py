@@ -1,14 +1,15 @@
-"""What telling a step takes, beside another checkout of zbench: the same cases in both, in turn.
+"""What verifying and simulating steps takes, beside an older checkout of zbench: the same cases in both, in turn.
 
 python -m tests.bench.older --beside CHECKOUT [--rounds N] [KEY=VALUE ...] [system ...]         # single steps, by case
 python -m tests.bench.older --beside CHECKOUT [--rounds N] tables [KEY=VALUE ...] [system ...]  # a table of systems
 
 Steps: llama_7b on a800_4x8 with ZeRO-3, five workloads, six batches each that were not seen before. A step's batch is
-planned (not counted), and then told as a run tells it: its plans are verified and its executor plays it, with all that
-a record has of a step. Each checkout has its own planners, so plans of one batch may differ; their operations are
-counted. Each side is a process of its own, which imports the checkout and nothing of this one; which goes first
-changes from round to round. Milliseconds of a core (not of a clock, as other programs use the machine), of each batch
-the quickest of all rounds, means of six batches.
+planned (a column by itself), and then goes through what a run does: its plans are verified, and its executor simulates
+it, with all that a record has of a step. Building the whole step is a part of that, which is timed once more by itself.
+Each checkout has its own planners, so plans of one batch may differ; their operations are counted. Each side is a
+process of its own, which imports the checkout and nothing of this one; which goes first changes from round to round.
+Milliseconds of a core (not of a clock, as other programs use the machine), of each batch the quickest of all rounds,
+means of six batches.
 
 Tables: `experiment=all_systems` with words as given, whole processes, seconds of a core. Both have the systems of the
 other checkout; what is chosen before a run (static_best) is chosen anew in the first round and kept in the others.
@@ -30,10 +31,10 @@ import numpy as np
 from omegaconf import OmegaConf
 
 HERE = Path(__file__).resolve().parents[2]
-TELLER = Path(__file__).with_name("older_teller.py")
+SIDE = Path(__file__).with_name("older_side.py")
 SYSTEMS = "zeppelin", "flexsp", "nodewise", "ring"
 WORKLOADS = "longtail_128k", "github", "prolong64k", "byted_2m", "pystdlib"
-Told = Mapping[str, float | str]  # of a batch, as older_teller prints it
+Measured = Mapping[str, float | str]  # of a batch, as older_side prints it
 Sides = Mapping[str, Path]
 
 
@@ -51,16 +52,16 @@ def in_turn(sides: Sides, rounds: int) -> Iterator[tuple[str, Path]]:
         yield from list(sides.items())[:: 1 if number % 2 == 0 else -1]
 
 
-def told_steps(checkout: Path, system: str, overrides: Sequence[str]) -> dict[tuple[str, str], Told]:
-    """Tells the batches of all workloads in a new process: what each took, by its workload and its digest."""
+def measured_steps(checkout: Path, system: str, overrides: Sequence[str]) -> dict[tuple[str, str], Measured]:
+    """Returns what the batches of all workloads took in a new process, by their workload and digest."""
     with tempfile.TemporaryDirectory() as cache:
-        lines = run_in(checkout, [str(TELLER), system, ",".join(WORKLOADS), *overrides], cache).splitlines()
+        lines = run_in(checkout, [str(SIDE), system, ",".join(WORKLOADS), *overrides], cache).splitlines()
     found = [json.loads(line) for line in lines]
     assert {one["of"] for one in found} == {str(checkout)}, "each side is of its own checkout"
     return {(one["workload"], one["batch"]): one for one in found}
 
 
-def quickest(rounds: Sequence[Mapping[tuple[str, str], Told]], workload: str) -> dict[str, float]:
+def quickest(rounds: Sequence[Mapping[tuple[str, str], Measured]], workload: str) -> dict[str, float]:
     """Returns the means over a workload's batches of the least that each took in all rounds."""
     batches = [key for key in rounds[0] if key[0] == workload]
     names = [name for name, value in rounds[0][batches[0]].items() if not isinstance(value, str)]
@@ -75,12 +76,12 @@ def compare_steps(sides: Sides, systems: Sequence[str], rounds: int, overrides: 
     words += ["verify and simulate, before", "now", "now over before", "of which building", "without it over before"]
     print(f"| {' | '.join(words)} |\n|{'---|' * len(words)}", flush=True)
     for system in systems:
-        told: dict[str, list[dict[tuple[str, str], Told]]] = {name: [] for name in sides}
+        found: dict[str, list[dict[tuple[str, str], Measured]]] = {name: [] for name in sides}
         for name, checkout in in_turn(sides, rounds):
-            told[name].append(told_steps(checkout, system, overrides))
-        assert told["before"][0].keys() == told["now"][0].keys(), "both are told the same batches"
+            found[name].append(measured_steps(checkout, system, overrides))
+        assert found["before"][0].keys() == found["now"][0].keys(), "both have the same batches"
         for workload in WORKLOADS:
-            before, now = (quickest(told[name], workload) for name in ("before", "now"))
+            before, now = (quickest(found[name], workload) for name in ("before", "now"))
             took = [one["verify"] + one["simulate"] for one in (before, now)]
             without = (took[1] - now["build"]) / took[0]
             print(
@@ -119,6 +120,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of both sides each")
     parser.add_argument("words", nargs="*", help="tables, KEY=VALUE for both, systems")
     given = parser.parse_args()
+    if not (given.beside / "zbench" / "__init__.py").is_file():
+        parser.error(f"--beside is {given.beside}; it takes the folder of a checkout of zbench")
+    if given.rounds < 1:
+        parser.error(f"--rounds is {given.rounds}; it takes a whole number of at least 1")
     sides = {"before": given.beside.resolve(), "now": HERE}
     overrides = [one for one in given.words if "=" in one]
     systems = [one for one in given.words if "=" not in one]

@@ -1,9 +1,9 @@
-"""What telling a step takes in the zbench that is imported: one side of tests.bench.older, which runs it.
+"""What verifying and simulating steps takes in the zbench that is imported: a side of tests.bench.older, which runs it.
 
-python older_teller.py SYSTEM WORKLOAD,WORKLOAD [KEY=VALUE ...]
+python older_side.py SYSTEM WORKLOAD,WORKLOAD [KEY=VALUE ...]
 
 Prints a line of JSON for each batch: milliseconds of a core to plan it, to verify its plans and to simulate it, as a
-run does. The first two batches of each workload are told before that and not counted, as they read compiled functions
+run does. The first two batches of each workload come before that and are not counted, as they read compiled functions
 from disk and make what is kept for later batches. It imports only what zbench has had since commit fff37e16
 (2026-11-22), the last one before whole steps, or asks what there is.
 """
@@ -29,7 +29,7 @@ from zbench.run.parts import Parts
 
 ROOT = Path(zbench.__file__).resolve().parents[1]
 FIRST, BATCHES = 2, 6  # batches of each workload that are not counted, and those that are
-CASE = "cluster=a800_4x8", "model=llama_7b", "tracker=none"  # with ZeRO-3, as both have it by default
+COMMON = "cluster=a800_4x8", "model=llama_7b", "tracker=none"  # with ZeRO-3, as both have it by default
 
 
 def has(module: str) -> bool:
@@ -60,17 +60,17 @@ def parts_and_system(words: list[str]) -> tuple[Any, Any]:
     return parts, make_system(config, parts.cost)
 
 
-class Teller:
+class Case:
     """A system and its batches of one workload."""
 
     def __init__(self, workload: str, words: list[str]) -> None:
         self.workload = workload
-        self.parts, self.planner = parts_and_system([*CASE, f"workload={workload}", *words])
+        self.parts, self.planner = parts_and_system([*COMMON, f"workload={workload}", *words])
         self.executor, self.build = self.parts.executor, builder()
         self.executor.start()
 
-    def told(self, step: int) -> dict[str, Any]:
-        """Tells the batch of a step as a run does, and returns what each part of that took."""
+    def measured(self, step: int) -> dict[str, Any]:
+        """Plans, verifies and simulates the batch of a step, and returns what each of these took."""
         batch = self.parts.batch(step)
         marks = [process_time()]
         plans = tuple(self.planner.plan(batch))
@@ -93,20 +93,21 @@ class Teller:
         }
 
 
-def as_commands_do() -> None:
-    """Keeps freed memory and looks for garbage as the commands of this zbench do, where they do."""
+def main(system: str, workloads: list[str], overrides: list[str]) -> None:
+    """Measures the batches, with memory and garbage as the commands of this zbench have them."""
     if has("zbench.console.heap"):
         named("keep_freed_memory", "zbench.console.heap")()
-    if has("zbench.console.garbage"):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cases = [Case(name, [f"system={system}", *overrides]) for name in workloads]
+    if has("zbench.console.garbage"):  # which looks for garbage among what is made from now on alone
         gc.freeze()
+    for case in cases:
+        for step in range(FIRST):
+            case.measured(step)
+    for case in cases:
+        for step in range(FIRST, FIRST + BATCHES):
+            print(json.dumps(case.measured(step)), flush=True)
 
 
 if __name__ == "__main__":
-    as_commands_do()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        tellers = [Teller(name, [f"system={sys.argv[1]}", *sys.argv[3:]]) for name in sys.argv[2].split(",")]
-    for step in range(FIRST + BATCHES):
-        for teller in tellers:
-            told = teller.told(step)
-            if step >= FIRST:
-                print(json.dumps(told), flush=True)
+    main(sys.argv[1], sys.argv[2].split(","), sys.argv[3:])
