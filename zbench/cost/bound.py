@@ -12,6 +12,7 @@ without: what of them no layer can hide. Attention sends nothing in it. results/
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -98,5 +99,10 @@ def least_seconds(lengths: Ints, cost: Cost, backward: bool) -> Floats:
     """
     heads = np.full(len(lengths), cost.model.num_heads)
     kv_heads = heads if backward else np.full(len(lengths), cost.model.num_kv_heads)
-    best = replace(cost, cluster=replace(cost.cluster, device=cost.cluster.device.at_best()))
-    return best.stream_seconds(Work.least(lengths, cost.model.mask), heads, kv_heads, backward)
+    return _at_best(cost).stream_seconds(Work.least(lengths, cost.model.mask), heads, kv_heads, backward)
+
+
+@lru_cache(maxsize=8)
+def _at_best(cost: Cost) -> Cost:
+    """Returns the cost model in which attention is as fast as it can be of any size."""
+    return replace(cost, cluster=replace(cost.cluster, device=cost.cluster.device.at_best()))

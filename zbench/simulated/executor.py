@@ -75,13 +75,14 @@ class Simulated:
     expert_tensor_parallel: int = 1
     collectives: str = FLAT
     known: KnownSteps = field(default_factory=KnownSteps, repr=False, compare=False)
+    _steps: ProvenSteps = field(init=False, repr=False, compare=False)
     _left: Left | None = field(default=None, init=False, repr=False, compare=False)
     _rounds: PlayedRounds | None = field(default=None, init=False, repr=False, compare=False)
     _ends: BothEnds = field(default_factory=BothEnds, init=False, repr=False, compare=False)
     _full: FullStep | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _ = self.steps  # refuses what there are no steps of
+        self._steps = self._run_steps()  # refuses what there are no steps of
         self._rounds = self._new_rounds() if self.sync.in_rounds else None
 
     @property
@@ -93,6 +94,10 @@ class Simulated:
     @property
     def steps(self) -> ProvenSteps:
         """The steps that plans become."""
+        return self._steps
+
+    def _run_steps(self) -> ProvenSteps:
+        """Returns the steps of a run, which are the same for every batch."""
         cost = self.cost
         cluster = cost.gpus.cluster
         degrees = self.expert_parallel, self.expert_tensor_parallel

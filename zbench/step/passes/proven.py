@@ -201,6 +201,8 @@ class ProvenSteps:
 
     def with_chunks(self, chunks: ExpertChunks) -> "ProvenSteps":
         """Returns the steps in which tokens go to experts in these chunks."""
+        if chunks == self.overlap.experts:
+            return self
         return replace(self, overlap=replace(self.overlap, experts=chunks))
 
     def with_recompute(self, recompute: str | SomeLayers | None) -> "ProvenSteps":

@@ -24,9 +24,9 @@ def step_bound_seconds(batch: Batch, cost: Cost, rows: float = 1.0) -> float:
     if dense:
         first = step_work(replace(gpus, model=gpus.model.dense_layer), 1)
         linear += batch.num_tokens * dense * (first.forward.token + first.backward.token)
-    attention = gpus.model.num_layers * sum(work.attention(batch))
-    computing = (linear + attention) / gpu_count
-    forward = gpus.model.num_layers * (batch.num_tokens * work.forward.token + work.attention(batch)[0]) / gpu_count
+    there, back = work.attention(batch)
+    computing = (linear + gpus.model.num_layers * (there + back)) / gpu_count
+    forward = gpus.model.num_layers * (batch.num_tokens * work.forward.token + there) / gpu_count
     return max(computing + update_seconds(gpus), host_update_seconds(gpus, 0.0 if dense else forward, computing))
 
 
