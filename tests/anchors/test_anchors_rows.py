@@ -150,7 +150,7 @@ def test_the_command_prints_a_table_of_rows(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     for words in ("h100 causal fwd 8 GPUs x 8192 ulysses", "600.3", "known", "rows: 2 cases", "1 of 1 orders kept"):
         assert words in done.stdout
-    assert not done.stderr
+    assert all(line.startswith("predicting: ") for line in done.stderr.splitlines())  # told where it takes long
 
 
 def test_rows_of_which_none_has_a_plan_are_told(

@@ -33,7 +33,7 @@ from zbench.figures.__main__ import NAMES, main, module_name
 from zbench.figures.records import Records, cost_of_run, is_current, load_records, make
 from zbench.figures.rollouts import placement, resharding, rlhf, seesaw
 from zbench.figures.stamp import simulated, stamp
-from zbench.figures.strategies import experts, overlap, sharding, sync
+from zbench.figures.strategies import contexts, experts, overlap, sharding, sync
 from zbench.figures.style import spread_labels, tokens
 from zbench.record.fingerprint import source_digest
 from zbench.record.writer import RecordError, RecordWriter
@@ -41,6 +41,8 @@ from zbench.systems.zeppelin.zones import zones
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = samples()
+# One, a node, two nodes: contexts are looked for in hundreds of steps. test_contexts has all numbers of GPUs.
+FEW_GPUS = (1, 8, 16)
 
 
 # -- tables -----------------------------------------------------------------------------------------
@@ -309,6 +311,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 def test_drawing_twice_gives_the_same_bytes(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contexts, "GPUS", FEW_GPUS)
     pictures = [here / f"{name}.{kind}" for name in NAMES for kind in ("svg", "png")]
     drawn = []
     for _ in range(2):
@@ -368,6 +371,7 @@ def test_the_projects_pictures_are_small_and_have_whole_records(name: str) -> No
         figure = importlib.import_module(module_name(name))
         if name.startswith("desk_") and not (folder / f"{getattr(figure, 'RECORD', name)}.jsonl").is_file():
             pytest.skip("not measured on emulated nodes yet: make desk")
+        patch.setattr(contexts, "GPUS", FEW_GPUS)
         figure.table(load_records(getattr(figure, "RECORD", name), folder))
     assert (folder / f"{name}.svg").stat().st_size < 300_000
     assert (folder / f"{name}.png").is_file()

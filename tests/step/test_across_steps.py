@@ -8,6 +8,7 @@ import pytest
 
 from tests.helpers import dense_step
 from tests.helpers.oracles import small
+from tests.helpers.step_text import is_read_as_written
 from tests.helpers.steps import execute, fault, pipeline_plans, plan_of, rejected_mutants
 from tests.step.test_leading_layers import CASES as DENSE_FIRST
 from tests.step.test_leading_layers import DEEP
@@ -30,9 +31,7 @@ from zbench.step.passes.memory.last_update import begun_gradients, last_update
 from zbench.step.passes.memory.optimizer_on_hosts import with_optimizer_on_hosts
 from zbench.step.passes.memory.resting_step import resting_step
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
-from zbench.step.reading.read import read_step
 from zbench.step.template import ACROSS, Step
-from zbench.step.text import step_text
 
 
 def both(step: Step, each: int, counts: tuple[int, int, int]) -> tuple[Step, Step]:
@@ -57,7 +56,7 @@ def judge(
     last = last_update(settled)
     for one in (first, last):
         assert (fault(one), unrolled_fault(one)) == ("", "")
-        assert step_text(read_step(step_text(one))) == step_text(one)
+        assert is_read_as_written(one)
     assert execute(first, list(plans), degree, model, experts, slices) < 1e-12
     assert updated(last, model) < 1e-12
     for one, begin, end in zip(*map(stated_bytes, (settled, first, last)), strict=True):
@@ -65,7 +64,7 @@ def judge(
         assert one == {queue: (a[0] + b[0], a[1] + b[1]) for queue, (a, b) in pairs.items()}
     assert not begun_gradients(first)
     rests = resting_step(settled)
-    assert step_text(read_step(step_text(rests))) == step_text(rests)
+    assert is_read_as_written(rests)
 
 
 def updated(last: Step, model: Model) -> float:

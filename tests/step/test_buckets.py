@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 
+from tests.helpers.step_text import is_read_as_written
 from tests.helpers.steps import EXPERTS, MODEL, execute, fault, plan_of, rejected_mutants
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.describe.model import Model
@@ -17,9 +18,7 @@ from zbench.step.passes.parameters.zero import ShardedParameters
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.passes.two_levels import in_two_levels
 from zbench.step.proof.prove import prove_step
-from zbench.step.reading.read import read_step
 from zbench.step.template import Step
-from zbench.step.text import step_text
 
 FIVE, ROUTED = replace(MODEL, num_layers=5), replace(EXPERTS, num_layers=3)
 TIED = replace(FIVE, tied_embeddings=True)
@@ -70,7 +69,7 @@ def test_exact_and_with_the_bytes_of_a_reduction_a_layer(number: int) -> None:
     assert (fault(step), unrolled_fault(step)) == ("", "")
     assert error(number, step) < 1e-12
     assert stated_bytes(step) == stated_bytes(usual)
-    assert step_text(read_step(step_text(step))) == step_text(step)
+    assert is_read_as_written(step)
 
 
 @pytest.mark.parametrize("number", [0, 3, 8])

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.helpers.step_text import is_read_as_written
 from tests.helpers.steps import EXPERTS, execute, fault, plan_of, plan_of_blocks, rejected_mutants, routed_step
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.cost.cost import Cost
@@ -24,9 +25,7 @@ from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.recompute import SomeLayers
 from zbench.step.passes.router.seats import RouterSeats
 from zbench.step.passes.routing import ExpertParallel
-from zbench.step.reading.read import read_step
 from zbench.step.template import Step
-from zbench.step.text import step_text
 
 HOW = ExpertParallel(4, 3, routing=TOKEN_CHOICE)
 SOFT = replace(EXPERTS, gate="softmax_all")
@@ -57,7 +56,7 @@ def test_exact(
     how = replace(HOW, degree=of_experts, capacity=capacity)
     step, plans = built(ranks, degree, how, recompute, stages, zero)
     assert (fault(step), unrolled_fault(step)) == ("", "")
-    assert step_text(read_step(step_text(step))) == step_text(step)
+    assert is_read_as_written(step)
     assert execute(step, plans, degree, replace(EXPERTS, shared_experts=2 * (degree > 1)), how) < 1e-12
 
 

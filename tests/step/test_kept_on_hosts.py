@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.oracles import small
+from tests.helpers.step_text import is_read_as_written
 from tests.helpers.steps import MODEL, execute, fault, plan_of, rejected_mutants
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.cost.recompute import again_activation_bytes, layer_activation_bytes
@@ -23,9 +24,7 @@ from zbench.step.operations import COMPUTE, QUEUES
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.memory.host_memory import check_host, check_host_room, sent_to_hosts, with_host_memory
 from zbench.step.passes.memory.kept_on_hosts import with_kept_on_hosts
-from zbench.step.reading.read import read_step
 from zbench.step.template import Step
-from zbench.step.text import step_text
 
 FIVE = replace(MODEL, num_layers=5, num_kv_heads=4, offload="inputs")
 KEEPING = replace(FIVE, offload="activations")
@@ -52,7 +51,7 @@ def test_exact(
     step = with_kept_on_hosts(whole_step(model, plans, degree, "1", 1, "full"), gpus_per_node, layers)
     assert (fault(step), unrolled_fault(step)) == ("", "")
     assert execute(step, plans, degree, model) < 1e-12
-    assert step_text(read_step(step_text(step))) == step_text(step)
+    assert is_read_as_written(step)
     there_and_back = 2 * sum(lengths) * sum(layers) * model.hidden * model.element_bytes
     assert sum(sent for one in stated_bytes(step) for sent, _ in [one.get("host", (0, 0))]) == there_and_back
 
@@ -149,7 +148,7 @@ def test_activations_are_exact(
     step = with_kept_on_hosts(whole_step(model, plans, degree, zero, 1, level), gpus_per_node, layers, True)
     assert (fault(step), unrolled_fault(step)) == ("", "")
     assert execute(step, plans, degree, model) < 1e-12
-    assert step_text(read_step(step_text(step))) == step_text(step)
+    assert is_read_as_written(step)
     there = [one.get("host", (0, 0)) for one in stated_bytes(step)]
     sizes, counts = sent_to_hosts(step, gpus_per_node)
     assert counts.tolist() == [[min(count, 4)] * counts.shape[1] for count in layers]  # the last layer's stay

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.helpers.step_text import is_read_as_written
 from tests.helpers.steps import EXPERTS, execute, fault, plan_of, rejected_mutants
 from tests.step.test_exact import CLUSTER, TOLERANCE
 from zbench.correctness.steps.unrolled import unrolled_fault
@@ -16,10 +17,8 @@ from zbench.simulator.steps.program import StepParts
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.routing import ExpertParallel
-from zbench.step.reading.read import read_step
 from zbench.step.template import Instance, Step
 from zbench.step.tensor import FOLLOWING, LAYER, LEADING
-from zbench.step.text import step_text
 
 DEEP = replace(EXPERTS, num_layers=4, shared_experts=1, dense_layers=1, dense_ffn_hidden=20)
 PLAIN, SKEWED = ExpertParallel(2, 1), ExpertParallel(2, 1, skew=1.0)
@@ -49,7 +48,7 @@ def test_exact_and_read_back(number: int) -> None:
     step, error = built(number)
     assert (fault(step), unrolled_fault(step)) == ("", "")
     assert error < TOLERANCE
-    assert step_text(read_step(step_text(step))) == step_text(step)
+    assert is_read_as_written(step)
 
 
 def test_mutants() -> None:

@@ -6,15 +6,14 @@ from functools import cache
 import numpy as np
 import pytest
 
+from tests.helpers.step_text import is_read_as_written
 from tests.helpers.steps import MODEL, execute, fault, plan_of
 from zbench.correctness.steps.mutate import KINDS, step_mutant
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.plans.plan import Plan
 from zbench.step.operations import COLUMN_NAMES, COMPUTE, DROP, GATHER, QUEUES, REDUCE, SEND, Operations
 from zbench.step.passes.build import whole_step
-from zbench.step.reading.read import read_step
 from zbench.step.template import GONE, Items, Step
-from zbench.step.text import step_text
 
 THREE = replace(MODEL, num_layers=3)
 CASES = (
@@ -160,7 +159,7 @@ def test_layers_from_which_on_something_begins_or_ends(name: str) -> None:
     lacking = replace(step, **{name: Items.of(gone)})
     assert "layer 1" in fault(lacking)
     assert unrolled_fault(lacking)
-    assert step_text(read_step(step_text(lacking))) == step_text(lacking)
+    assert is_read_as_written(lacking)
 
 
 def test_layouts_of_one_form_share_what_is_found_of_it() -> None:

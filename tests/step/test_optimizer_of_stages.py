@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.oracles import small
+from tests.helpers.step_text import is_read_as_written
 from tests.helpers.steps import MODEL, execute, fault, pipeline_plans, plan_of, rejected_mutants
 from tests.step.test_leading_layers import CASES, DEEP
 from zbench.correctness.steps.unrolled import unrolled_fault
@@ -24,9 +25,7 @@ from zbench.step.passes.memory.host_memory import with_host_memory
 from zbench.step.passes.memory.last_update import last_update
 from zbench.step.passes.memory.optimizer_on_hosts import with_optimizer_on_hosts
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
-from zbench.step.reading.read import read_step
 from zbench.step.template import Step
-from zbench.step.text import step_text
 
 FIVE = replace(MODEL, num_layers=5, num_kv_heads=4, offload="optimizer")
 # Layers whose state is on hosts, of which so many are carried, and when CPUs update.
@@ -39,7 +38,7 @@ def judged(step: Step, plans: Sequence[Plan], model: Model, degree: int = 1, how
     """The bytes that a step's copies send, all together, of a step that is right."""
     assert (fault(step), unrolled_fault(step)) == ("", "")
     assert execute(step, plans, degree, model, how) < 1e-12
-    assert step_text(read_step(step_text(step))) == step_text(step)
+    assert is_read_as_written(step)
     moved = [one.get("host", (0, 0)) for one in stated_bytes(step)]
     sent, received = (sum(column) for column in zip(*moved, strict=True))
     assert sent == received
@@ -127,7 +126,7 @@ def _dense(number: int, layers: HostLayers, when: str) -> None:
     step = with_optimizer_on_hosts(step, 2, layers, when)
     assert (fault(step), unrolled_fault(step)) == ("", "")
     assert execute(step, plans, degree, model, how, overlap.token_slices) < 1e-12
-    assert step_text(read_step(step_text(step))) == step_text(step)
+    assert is_read_as_written(step)
 
 
 @pytest.mark.parametrize(("level", "offload"), [("full", "inputs"), ("selective", "activations")])

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.helpers.step_text import is_read_as_written
 from tests.helpers.steps import EXPERTS, execute, fault, plan_of, rejected_mutants
 from tests.step.test_expert_chunks import lines_of
 from zbench.correctness.steps.unrolled import unrolled_fault
@@ -14,9 +15,7 @@ from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.parameters.zero import weights_of_layers
 from zbench.step.passes.routing import ExpertParallel
-from zbench.step.reading.read import read_step
 from zbench.step.template import Step
-from zbench.step.text import step_text
 
 SHARED = replace(EXPERTS, shared_experts=2)
 # Ranks, tensor-parallel degree, expert-parallel degree, stages, ZeRO's stage, recomputation, what goes beside what.
@@ -57,7 +56,7 @@ def test_parameters_have_the_bytes_of_the_model_and_steps_read_back() -> None:
     names = weights_of_layers(SHARED)
     sizes = [int(layout.tensors[layout.number[name]].cell_bytes(layout.index).sum()) for name in names]
     assert sum(sizes) == SHARED.layer_params * SHARED.element_bytes
-    assert step_text(read_step(step_text(step))) == step_text(step)
+    assert is_read_as_written(step)
 
 
 def test_the_others_exchange_what_they_do_without_them() -> None:

@@ -1,11 +1,13 @@
 """What a change of pipelines moves, counted by hand."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.helpers.elements import held_once
 from tests.helpers.oracles import small
 from tests.helpers.steps import MODEL, pipeline_plans, plan_of, rejected_mutants
 from zbench.correctness.steps.mutate import KINDS
@@ -82,13 +84,16 @@ def test_shards_of_optimizer_state_and_parameters_move() -> None:
 
 
 @pytest.mark.parametrize("zero", ["none", "1", "3"])
-def test_a_change_is_a_step_that_is_proven_and_sends_what_the_law_says(zero: str) -> None:
+def test_a_change_is_a_step_that_is_proven_and_sends_what_the_law_says(
+    monkeypatch: pytest.MonkeyPatch, zero: str
+) -> None:
     shapes = ([(1, 1)] * 4, [(2, 2)], [(2, 1), (1, 2)], [(4, 1)], [(1, 4)], [(1, 1), (1, 3)])
     every = [step_of(one, zero) for one in shapes]
+    held = held_once(every, monkeypatch)
     for before in every:
         for after in every:
             law = switch_bytes(before, after)
-            step = switch_step(elements_held(before, before.ends), elements_held(after, after.begins))
+            step = switch_step(held(before, before.ends), held(after, after.begins))
             if step is None:
                 assert law == [(0, 0)] * 4
                 continue
@@ -117,27 +122,31 @@ SHAPES = ([(1, 1)] * 4, [(2, 2)], [(2, 1), (1, 2)], [(4, 1)], [(1, 4)], [(1, 1),
     ("node", "optimizer", "updates"),
     [(1, 4, ""), (2, 4, ""), (4, 4, ""), (2, 1, ""), (2, 3, ""), (1, 4, "across_steps"), (2, 2, "across_steps")],
 )
-def test_what_rests_in_host_memory_goes_over_gpus_to_other_nodes(node: int, optimizer: int, updates: str) -> None:
-    """Proven, in the text form, played with the bytes of the law on NICs and links to hosts; a GPU has of two tensors
-    of a layer at most on their way, and a host in the end what the next step begins with."""
+def test_what_rests_in_host_memory_goes_over_gpus_to_other_nodes(
+    monkeypatch: pytest.MonkeyPatch, node: int, optimizer: int, updates: str
+) -> None:
+    """Proven, played with the bytes of the law on NICs and links to hosts; a GPU has of two tensors of a layer at most
+    on their way, and a host in the end what the next step begins with. In the text form: of every step the change to
+    the one behind it, as text has no more words for one change than for another."""
     ordinary = whole_step(FOUR, [plan_of([9], 4, 4)], zero="1")
     every = [with_hosts(one, node, optimizer, updates) for one in (ordinary, *(step_of(one, "1") for one in SHAPES))]
-    for before in every:
-        for after in every:
-            law, links = switch_bytes(before, after, node), host_link_bytes(before, after, node)
-            step = switch_step(*held_by(before, after), node)
-            if step is None:
-                assert law == links == [(0, 0)] * 4
-                continue
-            prove_step(step)
+    held = held_once(every, monkeypatch)
+    for (first, before), (second, after) in product(enumerate(every), repeat=2):
+        law, links = switch_bytes(before, after, node), host_link_bytes(before, after, node)
+        step = switch_step(held(before, before.ends), held(after, after.begins), node)
+        if step is None:
+            assert law == links == [(0, 0)] * 4
+            continue
+        prove_step(step)
+        if second == (first + 1) % len(every):
             text = step_text(step)
             assert step_text(read_step(text)) == text
-            assert step.num_hosts in (0, 4 // node)  # of a change without hosts nothing is there
-            stated = stated_bytes(step)
-            assert [one.get("parameters", (0, 0)) for one in stated] == law
-            assert over_links(step) == links
-            assert node < 4 or links == [(0, 0)] * 4
-            assert_processes(before, after, node, links)
+        assert step.num_hosts in (0, 4 // node)  # of a change without hosts nothing is there
+        stated = stated_bytes(step)
+        assert [one.get("parameters", (0, 0)) for one in stated] == law
+        assert over_links(step) == links
+        assert node < 4 or links == [(0, 0)] * 4
+        assert_processes(before, after, node, links)
 
 
 def held_by(before: Step, after: Step) -> tuple[ElementHolders, ElementHolders]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.oracles import small
+from tests.helpers.step_text import is_read_as_written
 from tests.helpers.steps import (
     EXPERTS,
     MODEL,
@@ -38,9 +39,7 @@ from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.recompute import SomeLayers
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
-from zbench.step.reading.read import read_step
 from zbench.step.template import Step
-from zbench.step.text import step_text
 
 Shares = Sequence[tuple[float, ...]]
 
@@ -94,7 +93,7 @@ def test_exact(
     step = shared_step(model, plans, shares, layers, shape, zero, level)
     assert (fault(step), unrolled_fault(step)) == ("", "")
     assert execute(step, plans, shape[0], model, shares=shares) < 1e-12
-    assert step_text(read_step(step_text(step))) == step_text(step)
+    assert is_read_as_written(step)
     there = [one.get("host", (0, 0)) for one in stated_bytes(step)]
     sizes, counts = sent_to_hosts(step, shape[1])
     on_hosts = [any(one) * count for one, count in zip(shares, layers, strict=True)]

@@ -6,6 +6,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
+from tests.helpers.elements import held_once
 from tests.helpers.steps import MODEL, pipeline_plans, plan_of
 from tests.simulated.test_executor import small
 from zbench.cost.cost import Cost
@@ -48,11 +49,13 @@ def steps_of(cost: Cost) -> dict[str, tuple[Layout, Step]]:
 
 
 @pytest.mark.parametrize("sharding", ["none", "zero1", "zero3"])
-def test_every_gpu_sends_and_receives_what_the_law_says(sharding: str) -> None:
+def test_every_gpu_sends_and_receives_what_the_law_says(monkeypatch: pytest.MonkeyPatch, sharding: str) -> None:
     """But for norms' gains, which a GPU may send to all seven others."""
     cost = cost_of(sharding)
     prices, gains = ChangePrices(cost), 14 * FOUR.hidden * (2 * FOUR.num_layers + 1)
-    for (before, one), (after, other) in permutations(steps_of(cost).values(), 2):
+    every = steps_of(cost).values()
+    held_once([step for _, step in every], monkeypatch)
+    for (before, one), (after, other) in permutations(every, 2):
         moves, law = prices.moves(before, after), np.array(switch_bytes(one, other))
         mine = np.stack([np.bincount(column, moves.size, 8) for column in (moves.src, moves.dst)], axis=1)
         assert (np.abs(mine - law).max(axis=0) <= (7 * gains, gains)).all()
@@ -77,7 +80,9 @@ def test_the_price_is_near_the_change_as_it_is_played(sharding: str) -> None:
 
 
 @pytest.mark.parametrize(("layers", "carried"), [("all", 0), (1, 0), (3, 0), ("all", 4), ("all", 1), (3, 2)])
-def test_state_on_hosts_is_priced_by_the_busiest_link(layers: int | str, carried: int) -> None:
+def test_state_on_hosts_is_priced_by_the_busiest_link(
+    monkeypatch: pytest.MonkeyPatch, layers: int | str, carried: int
+) -> None:
     """By the law of bytes between GPUs, but for gains; with a slow link to hosts by the law's busiest one, which no
     change as it is played is quicker than. carried: of so many layers gradients wait there for the next step."""
     cost, rate = cost_of("zero1"), 1e8
@@ -91,12 +96,13 @@ def test_state_on_hosts_is_priced_by_the_busiest_link(layers: int | str, carried
     resting, prices, moved = HostLayers(4, model.layers_updated_on_hosts, carried=carried), ChangePrices(cost), 0
     when = model.host_updates
     every = [(layout, with_optimizer_on_hosts(step, 4, resting, when)) for layout, step in steps_of(cost).values()]
+    held = held_once([step for _, step in every], monkeypatch)
     for (before, one), (after, other) in permutations(every, 2):
         moves, law = prices.moves(before, after), np.array(switch_bytes(one, other, 4))
         mine = np.stack([np.bincount(column, moves.size, 8) for column in (moves.src, moves.dst)], axis=1)
         assert (np.abs(mine - law).max(axis=0) <= (7 * gains, gains)).all()
         price, busiest = prices.seconds(before, after), max(map(max, host_link_bytes(one, other, 4)))
-        step = switch_step(elements_held(one, one.ends), elements_held(other, other.begins), 4)
+        step = switch_step(held(one, one.ends), held(other, other.begins), 4)
         if step is None or busiest <= gains:
             continue
         moved += 1

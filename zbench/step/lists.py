@@ -46,6 +46,7 @@ class ListTable:
     numbers: dict[tuple[str, bytes], int] = field(default_factory=dict)
     wholes: dict[str, int] = field(default_factory=dict)
     single: dict[tuple[str, int], int] = field(default_factory=dict)
+    told: dict[tuple[str, str], int] = field(default_factory=dict)  # by index and the words of a text
 
     @staticmethod
     def of(lists: PartLists, sizes: Mapping[str, int], places: int) -> "ListTable":

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.helpers.step_text import is_read_as_written
 from tests.helpers.steps import EXPERTS, MODEL
 from zbench.describe.overlap import StepOverlap
 from zbench.describe.sync import CO2, SLOWMO, STREAMING_DILOCO, RoundSync
@@ -27,7 +28,6 @@ from zbench.step.passes.routing import ExpertParallel
 from zbench.step.proof.prove import StepError, prove_step
 from zbench.step.reading.read import read_step
 from zbench.step.template import Step
-from zbench.step.text import step_text
 
 LATE, IN_TIME = RoundSync(CO2, 2, penalty="constant"), RoundSync(SLOWMO, 2)
 STREAMING = RoundSync(STREAMING_DILOCO, 4, fragments=2, delay=3)
@@ -43,7 +43,7 @@ def test_every_shape_of_workers(kind: str, gpus: int, worker: int) -> None:
     for stage, outside in (("none", True), ("none", False), ("1", True), ("3", True), ("3", False)):
         step = made(kind, gpus, worker, stage, outside)
         assert prove_step(step).touches > 0
-        assert step_text(read_step(step_text(step))) == step_text(step)
+        assert is_read_as_written(step)
 
 
 def test_outer_parameters_are_divided_over_all_gpus() -> None:
@@ -65,7 +65,7 @@ def test_experts_over_the_gpus_of_every_worker(kind: str, gpus: int, worker: int
         of = OuterParameters.of(EXPERTS, (gpus, worker), stage, experts)
         step = outer_step(EXPERTS, of, kind)
         assert prove_step(step).touches > 0
-        assert step_text(read_step(step_text(step))) == step_text(step)
+        assert is_read_as_written(step)
         own = ShardedParameters(EXPERTS, worker, 1, stage, StepOverlap(0), degree, gpus // worker)
         for weight in ("ez", "ed", "wq"):
             cells = {home: np.flatnonzero(of.home(weight) == home) for home in range(gpus)}
@@ -94,7 +94,7 @@ def test_dense_layers_before_others_are_averaged_by_templates_of_their_own(kind:
         of = OuterParameters.of(DENSE_FIRST, (4, 2), stage, ExpertParallel(2))
         step = outer_step(DENSE_FIRST, of, kind, layers[0] != 2, layers)
         assert prove_step(step).touches > 0
-        assert step_text(read_step(step_text(step))) == step_text(step)
+        assert is_read_as_written(step)
         tensors = {one.name: one for one in step.layouts[0].tensors}
         assert ("wzf" in tensors, "ez" in tensors) == (layers[0] > 0, layers[1] > 0)
         own = ShardedParameters(DENSE_FIRST, 2, 1, stage, StepOverlap(0), 2, 2)

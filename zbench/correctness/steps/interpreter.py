@@ -33,6 +33,9 @@ from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, SEND
 from zbench.step.template import ACROSS, AT_HOME, GONE, Encoding, Instance, Items, Step, Template
 
+# Place and cell of the items of a contract, by tensor and layer offset.
+ItemsByTensor = dict[tuple[int, int], list[tuple[int, Cell]]]
+
 
 @dataclass
 class StepInterpreter:
@@ -49,6 +52,7 @@ class StepInterpreter:
     gradients: Mapping[str, Floats] = field(default_factory=dict)
     _wheres: Wheres = field(default_factory=dict)
     _known: References = field(default_factory=dict)
+    _kept: dict[tuple[int, int], ItemsByTensor] = field(default_factory=dict)  # by micro-batch and id
 
     def run(self) -> Store:
         """Executes all instances and returns what is there at the end.
@@ -141,21 +145,31 @@ class StepInterpreter:
         """Drops what a template used and does not leave."""
         template = self.step.templates[one.template]
         left: dict[tuple[str, int, int], set[tuple[int, Cell]]] = {}
-        used, where = set(touched), self.step.where(one.place, layer)
+        used, where = set(touched), self.step.where(one.place, layer).tolist()
         for items, leaves in ((template.needs, False), (template.leaves, True)):
-            for name, offset, place, cell in self.named(layout, items):
-                tensor = layout.number[name]
+            for (tensor, offset), cells in self._by_tensor(template.layout, items).items():
                 if self._exists(layout, tensor, (layer, layer + offset, one.place)):
                     key = store_key(layout, template.layout, tensor, layer + offset)
                     used.add(key)
                     if leaves:
-                        left.setdefault(key, set()).add((int(where[place]), cell))
+                        left.setdefault(key, set()).update((where[place], cell) for place, cell in cells)
         for key in used:
             held, of = self.there.get(key, {}), self.step.pipeline_of
             # What is of the step is there in each pipeline: an instance in one of them says nothing of the others.
             here = [at for at in held if one.place == ACROSS or key[2] >= 0 or of[at[0]] == of[one.place]]
             for at in [at for at in here if at not in left.get(key, ())]:
                 del held[at]
+
+    def _by_tensor(self, micro_batch: int, items: Items) -> ItemsByTensor:
+        """Returns the items of a template's contract, which its instances have in common; templates of other
+        micro-batches may have the same ones, of other cells and homes."""
+        of, layout = (micro_batch, id(items)), self.step.layouts[micro_batch]
+        if of not in self._kept:
+            found: ItemsByTensor = {}
+            for name, offset, place, cell in self.named(layout, items):
+                found.setdefault((layout.number[name], offset), []).append((place, cell))
+            self._kept[of] = found
+        return self._kept[of]
 
     def _do(self, template: Template, op: list[int], one: Instance, layer: int) -> set[tuple[str, int, int]]:
         """Does an operation; returns the keys of what it used."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from zbench.step.layout import StepLayout
-from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
+from zbench.step.lists import LANE, PLACE, ListTable
 from zbench.step.operations import COMPUTE, DROP, GATHER, KINDS, MOVE, QUEUES, REDUCE, SEND, Operations
 from zbench.step.reading.layouts import LINES, PartialLayout
 from zbench.step.reading.scanner import Scanner, TextFault
@@ -61,18 +61,18 @@ class _Reader:
         self.order: list[Instance] = []
         self.stages: list[StageStart] = []
         self.items: dict[str, list[list[int]]] = {"begins": [], "ends": []}
+        self.methods = {
+            "step": self._head, "encoding": self._encoding, "layout": self._new_layout, "template": self._template,
+            "makes": self._makes, "play": self._play, "pipeline": self._stages,
+        }  # fmt: skip
 
     def line(self, scanner: Scanner) -> None:
         """Takes a line."""
         word = scanner.word("a word that a line begins with")
-        methods = {
-            "step": self._head, "encoding": self._encoding, "layout": self._new_layout, "template": self._template,
-            "makes": self._makes, "play": self._play, "pipeline": self._stages,
-        }  # fmt: skip
         if word != "step" and self.sizes is None:
             raise scanner.fault("a step begins with a line such as: step of 2 layers on 4 GPUs and 0 host memories", 0)
-        if word in methods:
-            methods[word](scanner)
+        if word in self.methods:
+            self.methods[word](scanner)
         elif word in LINES:
             LINES[word](self._part(scanner), scanner)
         elif word in self.items:
@@ -86,7 +86,7 @@ class _Reader:
             scanner.take(":")
             self._operation(scanner, QUEUES.index(word))
         else:
-            known = ", ".join([*methods, *LINES, *self.items, "needs", "leaves", *QUEUES[1:]])
+            known = ", ".join([*self.methods, *LINES, *self.items, "needs", "leaves", *QUEUES[1:]])
             raise scanner.fault(f"no line begins with {word!r}; it takes {known}", scanner.at - len(word))
 
     def _head(self, scanner: Scanner) -> None:
@@ -183,13 +183,10 @@ class _Reader:
         found = []
         for at, name in enumerate(names):
             scanner.take("[" if at == 0 else ",")
-            found.append(lists.number(name, scanner.spans(lists.sizes[name])))
+            found.append(scanner.listed(lists, name))
         if names:
             scanner.take("]")
         return [*found, -1, -1, -1][:3]
-
-    def _places(self, scanner: Scanner, lists: ListTable) -> int:
-        return lists.number(PLACE, scanner.spans(lists.sizes[PLACE]))
 
     def _named(self, scanner: Scanner, layout: StepLayout) -> tuple[int, int]:
         """Takes the name of a tensor and an offset of layers."""
@@ -222,7 +219,7 @@ class _Reader:
             elif word == "homes every":
                 src = scanner.integer()
             elif word == "lanes":
-                via = lists.number(LANE, scanner.spans(MOST_LANES))
+                via = scanner.listed(lists, LANE)
             else:
                 name = scanner.word("the name of an encoding")
                 known = [one.name for one in self.encodings]
@@ -241,7 +238,7 @@ class _Reader:
             scanner.take("->")
             return src, scanner.integer("a place")
         scanner.take("to" if KINDS[kind] == "gather" else "of")
-        return -1, self._places(scanner, lists)
+        return -1, scanner.listed(lists, PLACE)
 
     def _entry(self, scanner: Scanner, part: PartialLayout, rows: list[list[int]], resting: bool = False) -> None:
         """Takes an entry of a contract. resting: of what a step begins or ends with."""
@@ -252,7 +249,7 @@ class _Reader:
         else:
             cells = self._cells(scanner, lists, list(layout.tensors[what].axes))[:2]
             scanner.take("at")
-            places = AT_HOME if scanner.has("home") else self._places(scanner, lists)
+            places = AT_HOME if scanner.has("home") else scanner.listed(lists, PLACE)
         numbers = {"count": 0, "version": 0, "hops": 0}
         while scanner.has(","):
             word = scanner.take("complete", *(["from layer"] if resting else []), *numbers)

@@ -4,7 +4,7 @@ import re
 from functools import cache
 
 from zbench.describe.arrays import Ints
-from zbench.step.lists import read_spans
+from zbench.step.lists import ListTable, read_spans
 
 
 class TextFault(ValueError):
@@ -29,8 +29,10 @@ class Scanner:
         return TextFault(f"line {self.number}, column {at + 1}: {reason}")
 
     def _blanks(self) -> None:
-        while self.at < len(self.line) and self.line[self.at].isspace():
-            self.at += 1
+        line, at = self.line, self.at
+        while line[at : at + 1].isspace():
+            at += 1
+        self.at = at
 
     def seen(self) -> str:
         """Returns the next word for a message."""
@@ -97,10 +99,26 @@ class Scanner:
 
     def spans(self, whole: int) -> Ints:
         """Takes parts such as 0-3 7, `*` or `none`."""
+        return self._parts(*self._span_words(), whole)
+
+    def listed(self, lists: ListTable, index: str) -> int:
+        """Takes parts of an index as `spans` does, and returns the number of their list. A step names the same lists in
+        the same words again and again."""
+        words, at = self._span_words()
+        found = lists.told.get((index, words))
+        if found is None:
+            found = lists.told[index, words] = lists.number(index, self._parts(words, at, lists.sizes[index]))
+        return found
+
+    def _span_words(self) -> tuple[str, int]:
+        """Takes the words of parts, and returns them with the place where they begin."""
         self._blanks()
-        at, words = self.at, self.match(r"\*|none|\d[\d\- ]*", "parts such as 0-3 7, * or none")
+        at = self.at
+        return self.match(r"\*|none|\d[\d\- ]*", "parts such as 0-3 7, * or none").strip(), at
+
+    def _parts(self, words: str, at: int, whole: int) -> Ints:
         try:
-            return read_spans(words.strip(), whole)
+            return read_spans(words, whole)
         except ValueError as error:
             raise self.fault(f"it {error}", at) from error
 
