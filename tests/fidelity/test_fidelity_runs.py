@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.commands import called
-from zbench.fidelity.__main__ import fidelity, measuring
+from zbench.fidelity.__main__ import fidelity, main, measuring
 from zbench.record.record import Run, read
 from zbench.run.known import Unknown
 from zbench.run.parts import DESK, TORCH
@@ -68,8 +68,26 @@ def test_rounds_are_compared_whole(tmp_path: Path) -> None:
     assert found.errors == pytest.approx([0])
     assert found.invalid == 2
     run.steps[3]["valid"] = False
-    with pytest.raises(ValueError, match="^the run of ring has no measured step that counts$"):
+    with pytest.raises(ValueError, match=r"^the run of ring has no measured step that counts$"):
         fidelity(run)
+
+
+def test_collectives_that_go_from_gpu_to_gpu_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Over NICs that ranks share, which collectives in two levels, as in the other run, enter once."""
+    shared = as_if_measured(tmp_path, TORCH, "system=zeppelin", "steps=1")
+    for name in ("parameters", "gradients"):
+        shared.steps[0]["nic_tx_for"][name] = [2 * size for size in shared.steps[0]["nic_tx_for"][name]]
+    once = as_if_measured(tmp_path, TORCH, "system=ring", "steps=1")
+    assert [fidelity(one).collectives for one in (shared, once)] == [2, 1]
+    monkeypatch.setattr("zbench.fidelity.__main__.read_all", lambda paths: [shared, once])
+    monkeypatch.setattr("sys.argv", ["zbench.fidelity"])
+    assert main() == 0
+    told = (
+        "gathers and reductions of zeppelin went from GPU to GPU, up to 2 times the bytes over NICs of the collectives"
+    )
+    assert capsys.readouterr().out.splitlines()[-1].startswith(told)
 
 
 def test_classes_of_one_s_own_take_trust(tmp_path: Path) -> None:
@@ -99,5 +117,5 @@ def test_runs_are_of_whole_steps_unless_something_else_is_said(words: list[str],
     "words", [["executor=simulated"], ["experiment=sharding"], ["executor=torch", "executor=simulated"]]
 )
 def test_what_is_simulated_measures_nothing(words: list[str]) -> None:
-    with pytest.raises(ValueError, match="^executor is 'simulated'; it takes one that measures, as torch and desk do$"):
+    with pytest.raises(ValueError, match=r"^executor is 'simulated'; it takes one that measures, as torch and desk do$"):
         measuring(words)

@@ -37,6 +37,10 @@ with loading(__name__):
     from zbench.run.replay import Replay
 
 OWN = "torch"  # the executor that runs have where nothing else is said
+BytesFor = Mapping[str, Sequence[float]]  # of every NIC, by what they are for
+COLLECTIVES = ("parameters", "gradients")
+MORE = 1.01  # times as many bytes, from which on it is told
+_CHOSEN = "override /executor"  # in an experiment's yaml
 LEAST_RANKED = 3  # systems: two are in the same order or in the other one, which is no correlation
 
 
@@ -47,10 +51,10 @@ class Fidelity:
     of: system, workload and settings (zbench.record.rows). measured, simulated: mean seconds of a step. error: of the
     means, simulated against measured. errors: absolute, of each step, in rounds of each round, over which alone
     measured seconds even out. nic: mean utilisation of all NICs. bytes_error: of all that crossed NICs, measured
-    against simulated (headers and acknowledgements are measured only; what ranks run of whole steps gathers and reduces
-    from place to place, of which more crosses NICs that they share). late: share of the steps by which messages were
+    against simulated (headers and acknowledgements are measured only). late: share of the steps by which messages were
     late on average (zbench.runtime.network.lateness); None: not on a desk. invalid: steps that do not count, with those
-    of rounds that do not count whole."""
+    of rounds that do not count whole. collectives: bytes of parameters and gradients that crossed NICs, measured over
+    simulated: ranks of whole steps send these from GPU to GPU; None: none crossed, or they are not told apart."""
 
     of: Mapping[str, str]
     measured: float
@@ -61,6 +65,7 @@ class Fidelity:
     bytes_error: float
     late: float | None
     invalid: int
+    collectives: float | None = None
 
     @property
     def error(self) -> float:
@@ -99,11 +104,18 @@ def fidelity(run: Run, trust: bool = False) -> Fidelity:
         bytes_error=sum(nic_bytes_per_step(steps)) / max(1.0, sum(nic_bytes_per_step(again))) - 1,
         late=_late(steps),
         invalid=len(run.steps) - len(steps),
+        collectives=_over([step.get("nic_tx_for", {}) for step in steps], [one.nic_tx_for for one in predicted]),
     )
 
 
 def _mean(values: Iterable[float]) -> float:
     return float(np.mean(list(values)))
+
+
+def _over(measured: Sequence[BytesFor], simulated: Sequence[BytesFor]) -> float | None:
+    """Returns how many times as many bytes of collectives crossed NICs in some steps as in others."""
+    sent = [sum(sum(one.get(name, ())) for name in COLLECTIVES for one in steps) for steps in (measured, simulated)]
+    return sent[0] / sent[1] if all(sent) else None
 
 
 def _late(steps: Sequence[Line]) -> float | None:
@@ -139,18 +151,19 @@ def measuring(overrides: Sequence[str]) -> list[str]:
         ValueError: it is simulated, so that nothing would be measured.
     """
     pairs = [word.partition("=")[::2] for word in overrides]
-    given = [value for key, value in pairs if key == "executor"]
-    given = given or [_executor_of(value) for key, value in pairs if key == "experiment"] or [None]
-    if given[-1] == "simulated":
+    of_experiments = [_executor_of(value) for key, value in pairs if key == "experiment"]
+    given = [value for value in (*of_experiments, *(value for key, value in pairs if key == "executor")) if value]
+    if given and given[-1] == "simulated":
         raise ValueError("executor is 'simulated'; it takes one that measures, as torch and desk do")
-    return [f"executor={OWN}", *overrides] if given[-1] is None else list(overrides)
+    return list(overrides) if given else [f"executor={OWN}", *overrides]
 
 
 def _executor_of(experiment: str) -> str | None:
     """Returns the executor that an experiment chooses; None where it chooses none, or is none that is here."""
     path = CONF / "experiment" / f"{experiment}.yaml"
-    chosen = OmegaConf.load(path).get("defaults", []) if path.is_file() else []
-    return next((str(one["override /executor"]) for one in chosen if "override /executor" in one), None)
+    found = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
+    chosen = found.get("defaults", []) if isinstance(found, dict) else []
+    return next((str(one[_CHOSEN]) for one in chosen if _CHOSEN in one), None)
 
 
 def _main() -> int:
@@ -228,6 +241,13 @@ def _print(found: Sequence[Fidelity], markdown: bool) -> None:
     for place in dict.fromkeys(tuple(one.of[group] for group in several) for one in found):
         mine = [one for one in found if tuple(one.of[group] for group in several) == place]
         print(f"{', '.join(place)}: {order_in_words(mine)}" if place else order_in_words(mine))
+    if more := [one for one in found if (one.collectives or 0) > MORE]:
+        times = max(one.collectives or 0 for one in more)
+        print(
+            f"gathers and reductions of {', '.join(dict.fromkeys(one.of['system'] for one in more))} went from GPU to "
+            f"GPU, up to {times:.2g} times the bytes over NICs of the collectives that are simulated; with "
+            "sharding.collectives=hierarchical both are the same"
+        )
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
 
 Runs conf/experiment/one_gpu on six workloads, one record each in the folder --out; a workload whose record has a
 finished run of the same sources and settings is not run again. Runs are of executor=torch, whole steps; each is then
-simulated from its own record (zbench.run.replay), on the same batches, as the same whole steps. executor=torch_attention
-measures plans of attention, simulated as the whole steps that are told how it trains.
+simulated from its own record (zbench.run.replay), on the same batches, as the same whole steps. With
+executor=torch_attention attention's plans are measured, and simulated as whole steps that are told how it trains.
 Exit codes: 0 all six are measured, whatever their errors; 1 a run failed; 2 bad input, or something is to be measured
 and there is no GPU; 130 stopped by Ctrl-C.
 """
