@@ -80,10 +80,14 @@ def fidelity(run: Run, trust: bool = False) -> Fidelity:
         ValueError: the run was simulated itself, holds no step (in rounds no whole round) that counts, or cannot be
             planned again as it was.
     """
+    none = f"the run of {label(run.start, 'system')} has no measured step that counts"
+    if run.start["facts"]["simulated"] or not counted(run.steps):
+        raise ValueError(none)
+    replay = Replay.of(run, trust)
     rounds = counted_rounds(run.steps, run.start["config"].get("sync", {}))
-    if run.start["facts"]["simulated"] or not rounds:
-        raise ValueError(f"the run of {label(run.start, 'system')} has no measured step that counts")
-    played = Replay.of(run, trust).played_in_order(run.steps)
+    if not rounds:
+        raise ValueError(f"{none}: a round does with all of its steps")
+    played = replay.played_in_order(run.steps)
     steps = [run.steps[at] for one in rounds for at in one]
     predicted = [played[at] for one in rounds for at in one]
     facts = Facts.of(run.start["facts"])

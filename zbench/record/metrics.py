@@ -168,7 +168,7 @@ def counted(steps: Sequence[T]) -> list[T]:
 def counted_rounds(steps: Sequence[Step], sync: Mapping[str, Any]) -> list[range]:
     """Returns where the rounds of a run lie whose steps all count; where workers come together in every step, each step
     is one. steps: of the whole run, in order. sync: of its configuration, {} of older ones."""
-    size = int(sync["steps"]) if sync.get("method", EVERY_STEP) != EVERY_STEP else 1
+    size = int(sync.get("steps", 1)) if sync.get("method", EVERY_STEP) != EVERY_STEP else 1
     rounds = [range(at, at + size) for at in range(0, len(steps) - size + 1, size)]
     return [one for one in rounds if all(steps[at].get("valid", True) for at in one)]
 
