@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # What there is to measure on one GPU, in parts: kernels, calibration, predicted against measured, speed, plans, steps.
+# Predictions, plans and steps are of whole steps (executor=torch), speed of one rank of executor=torch_attention.
 #
 #   scripts/gpu_session.sh [--device cuda|cpu] [--out DIR] [--seconds N]      (defaults: cuda, results/gpu, no end)
 #

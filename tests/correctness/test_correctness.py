@@ -107,8 +107,8 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 class Ranks:
-    """Stands for zbench.runtime.attention_executor.TorchAttention (real ranks are tests/project/test_gpu_session.py's);
-    the first to start die."""
+    """Stands for zbench.runtime.step_executor.Torch (real ranks are tests/project/test_gpu_session.py's); the first to
+    start die."""
 
     starts, dies, off = 0, False, 0.0
 
@@ -133,7 +133,8 @@ class Ranks:
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> type[Ranks]:
     made = type("Made", (Ranks,), {})
-    monkeypatch.setattr(plans, "TorchAttention", made)
+    monkeypatch.setattr(plans, "Torch", made)
+    monkeypatch.setattr(plans, "EXECUTORS", {**plans.EXECUTORS, "torch": made})
     return made
 
 
@@ -147,7 +148,7 @@ def test_what_was_found_is_not_run_again(
     assert capsys.readouterr().out.splitlines()[-1].endswith(f"{num} of {num} cases are within their limits")
     assert ranks.starts == len(PRECISIONS)  # the CPU's reference is the CPU's own step
     lines = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [line["case"] for line in lines].count("plans on cpu, float32, ring") == 1
+    assert [line["case"] for line in lines].count("plans by torch on cpu, float32, ring") == 1
     assert all(line["ranks"] == [{"sharing": 4}] for line in lines)
     assert [line["worst"] for line in lines if "float32, ring" in line["case"]] == [1e-6]
     assert call(monkeypatch, *asked) == 0
@@ -168,7 +169,7 @@ def test_losses_are_compared_with_the_cpus(
     out = str(tmp_path / "found.jsonl")
     assert call(monkeypatch, "--device", "cpu", "--parts", "plans", "--systems", "ring", "--out", out) == code
     told = capsys.readouterr().out
-    assert ("outside of its limit: plans on cpu, bfloat16, ring" in told) == bool(code)
+    assert ("outside of its limit: plans by torch on cpu, bfloat16, ring" in told) == bool(code)
     assert ("bfloat16, ring: the loss is nan" in told) == math.isnan(off)
 
 
@@ -182,11 +183,28 @@ def test_what_fails_is_told_and_what_is_missing_is_skipped(
     asked += ["--precisions", "float32", "--out", str(tmp_path / "found")]
     assert call(monkeypatch, *asked) == 1
     out = capsys.readouterr().out
-    assert "outside of its limit: plans on cpu, float32, ring: rank 2 was killed by signal 9\n" in out
-    assert out.endswith("1 of 2 cases are within their limits, 1 skipped (a package is missing)\n")
+    assert "outside of its limit: plans by torch on cpu, float32, ring: rank 2 was killed by signal 9\n" in out
+    missing = "deepspeed, of the extra 'peers', is not installed"
+    assert out.endswith(f"1 of 2 cases are within their limits, 1 skipped ({missing})\n")
     assert ranks.starts == 2
     assert call(monkeypatch, *asked) == 0
     assert ranks.starts == 3  # for what failed
+
+
+def test_whole_steps_do_not_run_what_a_package_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ranks: type[Ranks]
+) -> None:
+    """The executor of attention's plans does, and has its own lines in the file."""
+    monkeypatch.setattr("zbench.run.choices.find_spec", lambda name: name)
+    asked = ["--device", "cpu", "--parts", "plans", "--systems", "ring,ulysses_deepspeed"]
+    asked += ["--precisions", "float32", "--out", str(tmp_path / "found")]
+    assert call(monkeypatch, *asked) == 0
+    told = "deepspeed computes the attention of ulysses_deepspeed, which --executor torch_attention runs"
+    assert capsys.readouterr().out.endswith(f"1 of 1 cases are within their limits, 1 skipped ({told})\n")
+    monkeypatch.setattr(plans, "EXECUTORS", {**plans.EXECUTORS, "torch_attention": type("Other", (Ranks,), {})})
+    assert call(monkeypatch, *asked, "--executor", "torch_attention") == 0
+    assert capsys.readouterr().out.endswith(": 2 of 2 cases are within their limits\n")
+    assert "plans by torch_attention on cpu, float32, ulysses_deepspeed" in (tmp_path / "found").read_text()
 
 
 def test_kernels_that_cannot_run_are_told(
@@ -244,6 +262,10 @@ def test_what_nobody_has_seen_right_comes_after_all_else(
         (("--device", "cuda"), "--device is cuda; torch finds no CUDA device on this machine"),
         (("--parts", "all"), "--parts has 'all'; it takes kernels, plans"),
         (("--systems", "rings"), f"--systems has 'rings'; it takes {choices('system')[0]}"),
+        (
+            ("--executor", "desk"),
+            "argument --executor: invalid choice: 'desk' (choose from 'torch', 'torch_attention')",
+        ),
         (("--shrink", "0"), "--shrink is 0; it takes a whole number of at least 1"),
     ],
 )

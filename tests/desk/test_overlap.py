@@ -1,10 +1,13 @@
-"""What the busiest NIC has to carry, by hand."""
+"""What the busiest NIC has to carry, by hand; runs that have no overlap of attention's."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.helpers.commands import called
 from tests.runtime.network.test_wiring import CLUSTER
 from zbench.cost.cost import Cost
 from zbench.describe.model import Model
@@ -12,6 +15,7 @@ from zbench.desk.overlap import Overlap, attention_nic_seconds
 from zbench.passes import reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import local, ring
+from zbench.run.parts import TORCH
 
 MODEL = Model("small", 3, 16, 2, 2, 8, 24, 64, element_bytes=4)
 COST = Cost(CLUSTER, MODEL)
@@ -45,3 +49,19 @@ def test_without_messages_no_nic_carries_anything() -> None:
 def test_the_larger_of_both_counts() -> None:
     assert Overlap("ring", 1.2, 1.0, 0.5).ratio == pytest.approx(1.2)
     assert Overlap("ring", 1.2, 0.3, 0.6).ratio == pytest.approx(2.0)
+
+
+def test_whole_steps_are_told_where_their_waits_are_set_beside_the_clock_s(tmp_path: Path) -> None:
+    """The record is a simulated run's, which says that ranks ran it."""
+    path = tmp_path / "runs.jsonl"
+    small = ("cluster=local_2x2", "model=tiny", "tokens_per_gpu=64", "workload=fixed", "workload.length=64", "steps=1")
+    assert called(*small, "system=ring", "baseline=null", "tracker=none", f"out={path}").returncode == 0
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[0]["facts"]["simulated"] = False
+    lines[0]["config"]["executor"] = {"_target_": TORCH}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = called("overlap", str(path), module="zbench.desk")
+    assert done.returncode == 2
+    assert "trained by whole steps, in which attention has no time of its own" in done.stderr
+    assert "python -m zbench.desk waits says" in done.stderr
+    assert called("waits", str(path), module="zbench.desk").stdout.count("1 of 1") == 1

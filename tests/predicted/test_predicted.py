@@ -6,16 +6,20 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hydra import compose, initialize_config_dir
 
 import zbench.__main__
+from zbench import CONF
 from zbench.predicted import __main__ as predicted
 from zbench.predicted.__main__ import WORKLOADS, error
+from zbench.run.parts import TORCH
 
 
 class Ranks:
-    """Stands for python -m zbench: its steps are a simulated run's, and take `slower` times as long."""
+    """Stands for python -m zbench executor=torch: its steps are a simulated run's, and take `slower` times as long."""
 
     def __init__(self, base: Path, slower: float = 1.0) -> None:
         self.lines = [json.loads(line) for line in base.read_text().splitlines()]
@@ -31,9 +35,11 @@ class Ranks:
         lines = self.lines[:-1] if path.stem in self.fails else self.lines  # a failed one has no end
         with path.open("a") as file:
             for line in lines:
-                own = {"run": f"{path.stem}-{len(self.ran)}"}
+                own: dict[str, Any] = {"run": f"{path.stem}-{len(self.ran)}"}
                 if line["kind"] == "start":
                     own["command"] = shlex.join(["python", "-m", "zbench", *words])
+                    own["facts"] = line["facts"] | {"simulated": False}
+                    own["config"] = line["config"] | {"executor": {"_target_": TORCH}}
                 if line["kind"] == "step":
                     own["seconds"] = self.slower * line["seconds"]
                 file.write(json.dumps(line | own) + "\n")
@@ -150,6 +156,13 @@ def test_without_a_gpu_nothing_is_measured_unless_a_cpu_is_to_do(
 def test_mistakes_are_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(monkeypatch, "--workloads", "github") == 2
     assert capsys.readouterr().err.startswith("zbench: --workloads has 'github'; it takes fixed_4k, fixed_32k")
+
+
+def test_whole_steps_are_measured_whose_elementwise_work_is_charged_as_it_is_done() -> None:
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        config = compose("config", ["experiment=one_gpu"])
+    assert config.executor._target_ == TORCH
+    assert config.model.kernels == "eager"
 
 
 def test_errors_are_of_the_simulated_against_the_measured() -> None:

@@ -11,6 +11,7 @@ from zbench.interfaces.result import SECONDS_FOR
 from zbench.record.flops import CONVENTIONS, Facts, flops, mfu
 from zbench.record.metrics import (
     Figures,
+    counted_rounds,
     exposed_communication,
     figures,
     imbalance,
@@ -252,3 +253,17 @@ def test_the_bubble_is_a_share_of_all_steps_and_none_without_stages() -> None:
     assert figures(TINY, staged).bubble == 0.75 / 8
     assert figures(TINY, [step(phases={"gradients": 0.1})]).bubble is None
     assert figures(TINY, [staged[0], step(1)]).bubble is None
+
+
+@pytest.mark.parametrize(
+    ("sync", "rounds"),
+    [
+        ({}, [range(1), range(2, 3), range(3, 4), range(4, 5)]),  # of older records
+        ({"method": "every_step", "steps": 4}, [range(1), range(2, 3), range(3, 4), range(4, 5)]),
+        ({"method": "local_sgd", "steps": 2}, [range(2, 4)]),  # what is left of a round does not count
+        ({"method": "local_sgd"}, [range(1), range(2, 3), range(3, 4), range(4, 5)]),
+    ],
+)
+def test_a_round_counts_with_all_of_its_steps(sync: dict[str, object], rounds: list[range]) -> None:
+    steps: list[dict[str, object]] = [{}, {"valid": False}, {"valid": True}, {}, {}]
+    assert counted_rounds(steps, sync) == rounds

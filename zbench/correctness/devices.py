@@ -1,14 +1,16 @@
 """python -m zbench.correctness --device cuda --out results/gpu/correctness.jsonl: checks that this device computes
 right.
 
-Kernels against float64, then every system's plans run by four ranks against the dense model and the CPU's losses. What
-the file holds already, of the same sources, device and torch, is not computed again.
+Kernels against float64, then every system's plans run by four ranks, as whole steps (executor=torch), against the dense
+model and the CPU's losses; --executor torch_attention has them run by the executor of attention's plans. What the file
+holds already, of the same sources, device and torch, is not computed again.
 Exit codes: 0; 1 something is outside of its limit; 2 bad input, such as no CUDA device; 130 stopped by Ctrl-C.
 """
 
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from zbench.console.command import Parser
 from zbench.console.extras import need
 from zbench.correctness.ledger import Finding, Ledger
-from zbench.correctness.plans import PRECISIONS, REFERENCE, Precision, outcomes
+from zbench.correctness.plans import EXECUTORS, PRECISIONS, REFERENCE, Precision, outcomes
 from zbench.correctness.summary import print_summary
 from zbench.describe.checks import check_whole_number
 from zbench.record.fingerprint import source_digest
@@ -40,6 +42,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--systems", default=",".join(choices("system")), help="whose plans run (default all)")
     every = [precision.name for precision in PRECISIONS]
     parser.add_argument("--precisions", default=",".join(every), help="that plans run in (default all)")
+    executors = tuple(EXECUTORS)
+    parser.add_argument("--executor", choices=executors, default=executors[0], help="that runs plans (default torch)")
     parser.add_argument("--shrink", type=int, default=1, help="divide the kernels' lengths by this, for a quick look")
     asked = parser.parse_args(arguments)
     need("torch", "python -m zbench.correctness")
@@ -62,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     if "plans" in parts:
         on_cpu = ledger if kind == "cpu" else Ledger(asked.out, {**circumstances, "device": _device("cpu")[1]})
         precisions = [precision for precision in PRECISIONS if precision.name in wanted]
-        found += _plans(ledger, on_cpu, kind, names, precisions)
+        found += _plans(Steps(ledger, kind, asked.executor), Steps(on_cpu, "cpu", asked.executor), names, precisions)
     return print_summary(found, name)
 
 
@@ -129,34 +133,43 @@ def _most(values: Mapping[str, float]) -> float | None:
     return max(values.values()) if all(map(math.isfinite, values.values())) else None
 
 
-def _plans(
-    ledger: Ledger, on_cpu: Ledger, device: str, names: Sequence[str], precisions: Sequence[Precision]
-) -> list[Finding]:
-    reference = _steps(on_cpu, "cpu", REFERENCE, names)
+@dataclass(frozen=True)
+class Steps:
+    """Steps on a device, cpu or cuda, by an executor of zbench.correctness.plans.EXECUTORS, and the file of what was
+    found of them."""
+
+    ledger: Ledger
+    device: str
+    executor: str
+
+    def found(self, precision: Precision, names: Sequence[str]) -> dict[str, Finding]:
+        """Finds one step of each system, in the file or by taking it anew."""
+        plans = f"plans by {self.executor}"
+        case = {name: f"{plans} on {self.device}, {precision.name}, {name}" for name in names}
+        new = [name for name in names if not self.ledger.has(case[name])]
+        for name, one in outcomes(new, precision, self.device, self.executor):
+            self.ledger.add(
+                case[name],
+                one.loss is None and not one.skipped,
+                group=f"{plans}, {precision.name}",
+                loss=one.loss,
+                worst=one.worst,
+                message=one.message,
+                skipped=one.skipped,
+                ranks=one.about,
+            )
+            _tell(f"{case[name]}: {one.message or f'loss {one.loss:.9g}'}")
+        return {name: self.ledger.found[case[name]] for name in names}
+
+
+def _plans(steps: Steps, on_cpu: Steps, names: Sequence[str], precisions: Sequence[Precision]) -> list[Finding]:
+    reference = on_cpu.found(REFERENCE, names)
     verdicts = []
     for precision in precisions:
-        is_reference = device == "cpu" and precision == REFERENCE
-        found = reference if is_reference else _steps(ledger, device, precision, names)
+        is_reference = steps.device == "cpu" and precision == REFERENCE
+        found = reference if is_reference else steps.found(precision, names)
         verdicts += [_verdict(found[name], reference[name]["loss"], precision) for name in names]
     return verdicts
-
-
-def _steps(ledger: Ledger, device: str, precision: Precision, names: Sequence[str]) -> dict[str, Finding]:
-    """Finds one step of each system, in the file or by taking it anew."""
-    case = {name: f"plans on {device}, {precision.name}, {name}" for name in names}
-    for name, one in outcomes([name for name in names if not ledger.has(case[name])], precision, device):
-        ledger.add(
-            case[name],
-            one.loss is None and not one.skipped,
-            group=f"plans, {precision.name}",
-            loss=one.loss,
-            worst=one.worst,
-            message=one.message,
-            skipped=one.skipped,
-            ranks=one.about,
-        )
-        _tell(f"{case[name]}: {one.message or f'loss {one.loss:.9g}'}")
-    return {name: ledger.found[case[name]] for name in names}
 
 
 def _verdict(step: Finding, reference: float | None, precision: Precision) -> Finding:

@@ -30,7 +30,8 @@ def print_summary(found: Sequence[Finding], device: str) -> int:
     wrong = [one for one in judged if not one["ok"]]
     for one in wrong:
         print(f"outside of its limit: {one['case']}{': ' + one['message'] if one.get('message') else ''}")
-    skipped = f", {len(found) - len(judged)} skipped (a package is missing)" if len(found) > len(judged) else ""
+    reasons = dict.fromkeys(one["message"] for one in found if one["ok"] is None)
+    skipped = f", {len(found) - len(judged)} skipped ({'; '.join(reasons)})" if reasons else ""
     within = f"{len(judged) - len(wrong)} of {len(judged)} cases are within their limits"
     print(f"correctness on {device}: {within}{skipped}")
     return 1 if wrong or not judged else 0

@@ -1,7 +1,8 @@
 """python -m zbench.desk scale cluster=a800_4x8 model=llama_7b [--shrink 32] ...: a cluster shrunk for executor=desk.
 python -m zbench.desk measure cluster=desk_2x4_a800: what the links of a desk give, measured on it.
 python -m zbench.desk port_order cluster=desk_2x4_a800: whether a ring waits for a gather that began before it.
-python -m zbench.desk overlap FILE: how much of attention's messages hid behind its arithmetic, of recorded runs.
+python -m zbench.desk overlap FILE: how much of attention's messages hid behind its arithmetic, of recorded runs of
+attention's plans (executor=torch_attention, desk_attention).
 python -m zbench.desk waits FILE: what ranks of whole steps waited for, measured and simulated, of recorded runs.
 
 The first prints the yaml of a desk cluster (conf/cluster/desk_*.yaml are made like this), the second payload's share of
@@ -122,7 +123,12 @@ def _overlap(asked: argparse.Namespace) -> int:
     from zbench.desk.overlap import Overlap, overlap
 
     def of(run: Run) -> Overlap:
-        replay = Replay.of(run)
+        replay = Replay.of(run, asked.trust)
+        if not replay.of_attention:
+            raise ValueError(
+                f"run {run.start['run']} trained by whole steps, in which attention has no time of its own beside the "
+                "rest of a step; python -m zbench.desk waits says what its ranks waited for"
+            )
         return overlap(run, replay.cost, replay.plans)
 
     for one in each(read_all([asked.file]), of):
@@ -138,8 +144,7 @@ def _waits(asked: argparse.Namespace) -> int:
 
     def of(run: Run) -> ComparedWaits:
         replay = Replay.of(run, asked.trust)
-        replay.parts.executor.start()
-        return compared_waits(run, lambda steps: [asdict(replay.played(one)) for one in steps])
+        return compared_waits(run, lambda steps: [asdict(one) for one in replay.played_in_order(steps)])
 
     measured = [run for run in read_all([asked.file]) if not run.start["facts"]["simulated"]]
     if not measured:

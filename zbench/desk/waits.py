@@ -12,6 +12,7 @@ from typing import Any
 
 from zbench.describe.sync import EVERY_STEP
 from zbench.interfaces.result import COMPUTES, WAITS
+from zbench.record.metrics import counted_rounds
 from zbench.record.record import Line, Run
 from zbench.record.rows import label, setting
 
@@ -59,16 +60,13 @@ def compared_waits(run: Run, played: Callable[[Sequence[Line]], Steps]) -> Compa
         ValueError: the run was simulated, has no account of its seconds, or no round of it counts whole.
     """
     sync = run.start["config"].get("sync", {})
-    in_rounds = sync.get("method", EVERY_STEP) != EVERY_STEP
-    size = int(sync["steps"]) if in_rounds else 1
-    rounds = [range(at, at + size) for at in range(0, len(run.steps) - size + 1, size)]
-    counted = [one for one in rounds if all(run.steps[at]["valid"] for at in one)]
+    counted = counted_rounds(run.steps, sync)
     name = label(run.start, "system")
     if not counted or run.start["facts"]["simulated"]:
         raise ValueError(f"the run of {name} has no measured round of steps that counts")
     if not all(step.get("seconds_for") for step in run.steps):
         raise ValueError(f"the run of {name} does not tell what its seconds went to, as older records do not")
-    told, over = played(run.steps), fmean if in_rounds else median
+    told, over = played(run.steps), median if sync.get("method", EVERY_STEP) == EVERY_STEP else fmean
 
     def together(steps: Steps) -> Waits:
         each = [Waits.of([steps[at] for at in one]) for one in counted]
@@ -78,7 +76,7 @@ def compared_waits(run: Run, played: Callable[[Sequence[Line]], Steps]) -> Compa
         {**{group: label(run.start, group) for group in ("system", "workload")}, **setting(run.start)},
         together(run.steps),
         together(told),
-        (size * len(counted), len(run.steps)),
+        (sum(map(len, counted)), len(run.steps)),
     )
 
 

@@ -1,10 +1,12 @@
 """python -m zbench.fidelity: how well the simulator predicts what was measured, system by system.
 
-    python -m zbench.fidelity executor=desk_attention cluster=desk_2x4_a800 workload=longtail_4k steps=5 \\
+    python -m zbench.fidelity executor=desk cluster=desk_2x4_a800 workload=longtail_4k steps=5 \\
         --systems ring,ulysses,zeppelin --out results/fidelity.jsonl     # measures, then compares
     python -m zbench.fidelity --out results/fidelity.jsonl               # compares what that file holds; --markdown
 
-Every measured run of the record is planned and simulated again from its own configuration, on the same batches.
+Runs are of executor=torch where neither executor= nor experiment= says otherwise. Every measured run of the record is
+planned and simulated again from its own configuration, on the same batches: a whole step of executor=torch or desk as
+the same whole step, with all of its strategy; one of attention's plans as the whole step that is told how it trained.
 Exit codes: 0; 1 a run failed; 2 bad input; 130 stopped by Ctrl-C (what was measured stays in the record).
 """
 
@@ -15,23 +17,30 @@ from zbench.describe.units import with_noun
 
 with loading(__name__):
     import subprocess
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from dataclasses import dataclass
     from statistics import median
 
     import numpy as np
+    from omegaconf import OmegaConf
     from rich.table import Table
     from scipy.stats import rankdata
 
+    from zbench import CONF
     from zbench.console.console import show
     from zbench.record.flops import Facts
-    from zbench.record.metrics import counted, nic_bytes_per_step, nic_utilization
+    from zbench.record.metrics import counted, counted_rounds, nic_bytes_per_step, nic_utilization
     from zbench.record.record import Line, Run
     from zbench.record.records import each, read_all
     from zbench.record.rows import label, setting
     from zbench.run.known import add_trust
     from zbench.run.replay import Replay
 
+OWN = "torch"  # the executor that runs have where nothing else is said
+BytesFor = Mapping[str, Sequence[float]]  # of every NIC, by what they are for
+COLLECTIVES = ("parameters", "gradients")
+MORE = 1.01  # times as many bytes, from which on it is told
+_CHOSEN = "override /executor"  # in an experiment's yaml
 LEAST_RANKED = 3  # systems: two are in the same order or in the other one, which is no correlation
 
 
@@ -39,11 +48,13 @@ LEAST_RANKED = 3  # systems: two are in the same order or in the other one, whic
 class Fidelity:
     """A system's steps, measured and simulated.
 
-    of: system, workload and settings (zbench.record.rows). measured, simulated: mean seconds. error: of the means,
-    simulated against measured. errors: absolute, of each step. nic: mean utilisation of all NICs. bytes_error: of all
-    that crossed NICs, measured against simulated (headers and acknowledgements are measured only). late: share of the
-    steps by which messages were late on average (zbench.runtime.network.lateness); None: not on a desk. invalid: steps
-    that do not count."""
+    of: system, workload and settings (zbench.record.rows). measured, simulated: mean seconds of a step. error: of the
+    means, simulated against measured. errors: absolute, of each step, in rounds of each round, over which alone
+    measured seconds even out. nic: mean utilisation of all NICs. bytes_error: of all that crossed NICs, measured
+    against simulated (headers and acknowledgements are measured only). late: share of the steps by which messages were
+    late on average (zbench.runtime.network.lateness); None: not on a desk. invalid: steps that do not count, with those
+    of rounds that do not count whole. collectives: bytes of parameters and gradients that crossed NICs, measured over
+    simulated: ranks of whole steps send these from GPU to GPU; None: none crossed, or they are not told apart."""
 
     of: Mapping[str, str]
     measured: float
@@ -54,6 +65,7 @@ class Fidelity:
     bytes_error: float
     late: float | None
     invalid: int
+    collectives: float | None = None
 
     @property
     def error(self) -> float:
@@ -65,19 +77,27 @@ def fidelity(run: Run, trust: bool = False) -> Fidelity:
     """Compares a run's steps with what the simulator predicts of them. trust: as of Replay.
 
     Raises:
-        ValueError: the run was simulated itself, holds no step that counts, or cannot be planned again as it was.
+        ValueError: the run was simulated itself, holds no step (in rounds no whole round) that counts, or cannot be
+            planned again as it was.
     """
-    steps = counted(run.steps)
-    if run.start["facts"]["simulated"] or not steps:
-        raise ValueError(f"the run of {label(run.start, 'system')} has no measured step that counts")
-    replay = Replay.of(run)
-    predicted = [replay.played(step) for step in steps]
+    none = f"the run of {label(run.start, 'system')} has no measured step that counts"
+    if run.start["facts"]["simulated"] or not counted(run.steps):
+        raise ValueError(none)
+    replay = Replay.of(run, trust)
+    rounds = counted_rounds(run.steps, run.start["config"].get("sync", {}))
+    if not rounds:
+        raise ValueError(f"{none}: a round does with all of its steps")
+    played = replay.played_in_order(run.steps)
+    steps = [run.steps[at] for one in rounds for at in one]
+    predicted = [played[at] for one in rounds for at in one]
     facts = Facts.of(run.start["facts"])
     again = [
         {"seconds": one.seconds, "nic_tx_bytes": one.nic_tx_bytes, "nic_rx_bytes": one.nic_rx_bytes}
         for one in predicted
     ]
-    seconds = [(step["seconds"], one.seconds) for step, one in zip(steps, predicted, strict=True)]
+    seconds = [
+        (_mean(run.steps[at]["seconds"] for at in one), _mean(played[at].seconds for at in one)) for one in rounds
+    ]
     return Fidelity(
         {**{group: label(run.start, group) for group in ("system", "workload")}, **setting(run.start)},
         measured=float(np.mean([one for one, _ in seconds])),
@@ -88,7 +108,18 @@ def fidelity(run: Run, trust: bool = False) -> Fidelity:
         bytes_error=sum(nic_bytes_per_step(steps)) / max(1.0, sum(nic_bytes_per_step(again))) - 1,
         late=_late(steps),
         invalid=len(run.steps) - len(steps),
+        collectives=_over([step.get("nic_tx_for", {}) for step in steps], [one.nic_tx_for for one in predicted]),
     )
+
+
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))
+
+
+def _over(measured: Sequence[BytesFor], simulated: Sequence[BytesFor]) -> float | None:
+    """Returns how many times as many bytes of collectives crossed NICs in some steps as in others."""
+    sent = [sum(sum(one.get(name, ())) for name in COLLECTIVES for one in steps) for steps in (measured, simulated)]
+    return sent[0] / sent[1] if all(sent) else None
 
 
 def _late(steps: Sequence[Line]) -> float | None:
@@ -116,12 +147,27 @@ def main() -> int:
     return ran(_main, "what was measured is in the record")
 
 
-def _check_measures(overrides: Sequence[str]) -> None:
-    """Refuses runs that would measure nothing, before the first one."""
-    given = [word.partition("=")[2] for word in overrides if word.partition("=")[0] == "executor"]
-    if not given or given[-1] == "simulated":
-        told = f"is {given[-1]!r}" if given else "is not given, and is simulated then"
-        raise ValueError(f"executor {told}; it takes one that measures, as torch and desk do")
+def measuring(overrides: Sequence[str]) -> list[str]:
+    """Returns the words of a run with an executor that measures: the one that they name, or that the experiment has
+    which they name; torch otherwise.
+
+    Raises:
+        ValueError: it is simulated, so that nothing would be measured.
+    """
+    pairs = [word.partition("=")[::2] for word in overrides]
+    of_experiments = [_executor_of(value) for key, value in pairs if key == "experiment"]
+    given = [value for value in (*of_experiments, *(value for key, value in pairs if key == "executor")) if value]
+    if given and given[-1] == "simulated":
+        raise ValueError("executor is 'simulated'; it takes one that measures, as torch and desk do")
+    return list(overrides) if given else [f"executor={OWN}", *overrides]
+
+
+def _executor_of(experiment: str) -> str | None:
+    """Returns the executor that an experiment chooses; None where it chooses none, or is none that is here."""
+    path = CONF / "experiment" / f"{experiment}.yaml"
+    found = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
+    chosen = found.get("defaults", []) if isinstance(found, dict) else []
+    return next((str(one[_CHOSEN]) for one in chosen if _CHOSEN in one), None)
 
 
 def _main() -> int:
@@ -133,17 +179,17 @@ def _main() -> int:
     add_trust(parser)
     asked = parser.parse_args()
     if asked.overrides:
-        _check_measures(asked.overrides)
+        words = measuring(asked.overrides)
         for system in asked.systems.split(","):
             own = [f"system={system}", "baseline=null", "tracker=none", f"out={asked.out}"]
-            done = subprocess.run([sys.executable, "-m", "zbench", *asked.overrides, *own], stdout=subprocess.DEVNULL)
+            done = subprocess.run([sys.executable, "-m", "zbench", *words, *own], stdout=subprocess.DEVNULL)
             if done.returncode != 0:
                 return done.returncode
     measured = [run for run in read_all([asked.out]) if not run.start["facts"]["simulated"] and run.steps]
     for run in measured:
         if not counted(run.steps):
             print(f"zbench: no step of {label(run.start, 'system')} counts: this machine was too busy", file=sys.stderr)
-    found = each([run for run in measured if counted(run.steps)], fidelity)
+    found = each([run for run in measured if counted(run.steps)], lambda run: fidelity(run, asked.trust))
     if not found:
         raise ValueError(
             f"--out is {asked.out}; it holds no measured run that counts, and without KEY=VALUE nothing is measured"
@@ -199,6 +245,13 @@ def _print(found: Sequence[Fidelity], markdown: bool) -> None:
     for place in dict.fromkeys(tuple(one.of[group] for group in several) for one in found):
         mine = [one for one in found if tuple(one.of[group] for group in several) == place]
         print(f"{', '.join(place)}: {order_in_words(mine)}" if place else order_in_words(mine))
+    if more := [one for one in found if (one.collectives or 0) > MORE]:
+        times = max(one.collectives or 0 for one in more)
+        print(
+            f"gathers and reductions of {', '.join(dict.fromkeys(one.of['system'] for one in more))} went from GPU to "
+            f"GPU, up to {times:.2g} times the bytes over NICs of the collectives that are simulated; with "
+            "sharding.collectives=hierarchical both are the same"
+        )
 
 
 if __name__ == "__main__":

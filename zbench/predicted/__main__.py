@@ -3,8 +3,9 @@
     python -m zbench.predicted cluster/device=h200_measured --out results/gpu/predicted
 
 Runs conf/experiment/one_gpu on six workloads, one record each in the folder --out; a workload whose record has a
-finished run of the same sources and settings is not run again. Each run is then simulated from its own record
-(zbench.run.replay), on the same batches, as a whole step that is told how executor=torch_attention trains.
+finished run of the same sources and settings is not run again. Runs are of executor=torch, whole steps; each is then
+simulated from its own record (zbench.run.replay), on the same batches, as the same whole steps. With
+executor=torch_attention attention's plans are measured, and simulated as whole steps that are told how it trains.
 Exit codes: 0 all six are measured, whatever their errors; 1 a run failed; 2 bad input, or something is to be measured
 and there is no GPU; 130 stopped by Ctrl-C.
 """
@@ -79,7 +80,8 @@ def row(name: str, run: Run, trust: bool = False) -> Row:
     if not steps:
         raise ValueError(f"{run.path} line {run.line}: the run of {name} has no measured step that counts")
     replay = Replay.of(run, trust)
-    again: list[StepResult] = [replay.played(step) for step in steps]
+    played = dict(zip((step["step"] for step in run.steps), replay.played_in_order(run.steps), strict=True))
+    again: list[StepResult] = [played[step["step"]] for step in steps]
     return Row(
         name,
         len(steps),

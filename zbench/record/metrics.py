@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, TypeVar
 
+from zbench.describe.sync import EVERY_STEP
 from zbench.interfaces.result import SECONDS_FOR, SWITCH
 from zbench.record.flops import Facts, mfu
 from zbench.record.iterations import iteration_figures
@@ -162,6 +163,14 @@ def bubble(steps: Sequence[Step]) -> float | None:
 def counted(steps: Sequence[T]) -> list[T]:
     """Returns the steps that count: those that an executor did not mark invalid (zbench.interfaces.result)."""
     return [step for step in steps if step.get("valid", True)]
+
+
+def counted_rounds(steps: Sequence[Step], sync: Mapping[str, Any]) -> list[range]:
+    """Returns where the rounds of a run lie whose steps all count; where workers come together in every step, each step
+    is one. steps: of the whole run, in order. sync: of its configuration, {} of older ones."""
+    size = int(sync.get("steps", 1)) if sync.get("method", EVERY_STEP) != EVERY_STEP else 1
+    rounds = [range(at, at + size) for at in range(0, len(steps) - size + 1, size)]
+    return [one for one in rounds if all(steps[at].get("valid", True) for at in one)]
 
 
 def nic_bytes_per_step(steps: Sequence[Step]) -> list[float]:

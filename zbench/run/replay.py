@@ -4,6 +4,7 @@ Batches and plans are functions of the configuration, so a record need not hold 
 again: this gives plans, and the described cluster's cost to play them with.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from zbench.console.sentence import sentence
@@ -90,6 +91,16 @@ class Replay:
         """
         batch, plans = self.step(line)
         return (of_line(self.whole_steps, plans, line) if self.of_attention else self.whole_steps).step(batch, plans)
+
+    def played_in_order(self, lines: Sequence[Line]) -> list[StepResult]:
+        """Plays all recorded steps of a run, from its first one, as a step's seconds may hang on those before it:
+        where pipelines change, and in rounds.
+
+        Raises:
+            ValueError: as `played`.
+        """
+        self.whole_steps.start()
+        return [self.played(line) for line in lines]
 
     def step(self, line: Line) -> tuple[Batch, tuple[Plan, ...]]:
         """Returns the batch of a recorded step, and its plans.

@@ -1,9 +1,10 @@
 """python -m zbench.speed --out results/gpu/speed.jsonl: how fast one GPU trains on packed variable-length batches.
 
 Attention kernels on the same batches; a ring's step against one causal call of its area; training steps of as many
-layers as fit, with the profile that says where their time goes. What the file holds already, of the same sources,
-device and torch, is not measured again. Exit codes: 0; 1 something failed; 2 bad input, such as no CUDA device; 130
-stopped by Ctrl-C.
+layers as fit, with the profile that says where their time goes. Steps are those of a rank of executor=torch_attention,
+which compiles elementwise work and has a fused optimizer; whole steps (executor=torch) have neither, and are measured
+by python -m zbench.predicted. What the file holds already, of the same sources, device and torch, is not measured
+again. Exit codes: 0; 1 something failed; 2 bad input, such as no CUDA device; 130 stopped by Ctrl-C.
 """
 
 import sys

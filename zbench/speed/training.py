@@ -1,5 +1,9 @@
 """Times and profiles one rank's training steps: a rank of executor=torch_attention, in this process and alone.
 
+Not of executor=torch: whole steps compile no elementwise work, have no fused optimizer, and cannot make a layer again
+but for its attention. Asked here is how fast one GPU trains by zbench; what whole steps take, python -m
+zbench.predicted measures.
+
 A batch is one plan, all of its sequences on the rank: what that executor does with any system on one GPU, whose
 planner's micro-batches would follow the cost model's memory instead of the executor's.
 """
