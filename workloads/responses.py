@@ -1,5 +1,5 @@
-"""Fine-tuning on responses: another workload's sequences, each a prompt and a response, of which responses' labels alone
-count in the loss. Pure.
+"""Fine-tuning on responses: another workload's sequences, each a prompt and a response; labels of responses alone count
+in the loss. Pure.
 
 Frameworks give tokens whose label does not count the label -100 (torch's ignore_index). Which labels count is data, so
 this is a workload: two systems are compared on the same labels, and a record's settings say which.
@@ -94,6 +94,8 @@ class Responses:
 def response_labels(lengths: Ints, prompts: Ints) -> Flags:
     """Returns which labels are tokens of a response, bool [all tokens], sequence after sequence. lengths, prompts: of
     each sequence its tokens and those that are its prompt, int64 [sequences]."""
-    begins = np.repeat(np.cumsum(lengths) - lengths, lengths)
-    follows = np.arange(len(begins)) - begins + 1  # the position of the token that is the label
-    return (follows >= np.repeat(prompts, lengths)) & (follows < np.repeat(lengths, lengths))
+    ends = np.cumsum(lengths)
+    first, last = ends - lengths + np.maximum(prompts - 1, 0), ends - 1  # from the first on, to before the last
+    some, edges = first < last, np.zeros(ends[-1], np.int8)
+    edges[first[some]], edges[last[some]] = 1, -1
+    return np.cumsum(edges, dtype=np.int8).astype(bool)

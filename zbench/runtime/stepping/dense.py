@@ -18,8 +18,8 @@ from zbench.runtime.training.dense import dense_loss
 
 @dataclass(frozen=True)
 class DenseGradients:
-    """A batch in one process. loss: the sum over all labels that count; gradients: of it, by the names of a step, of all layers in
-    one tensor. router_logits: of every sequence of a model with experts, [layers, tokens, experts]."""
+    """A batch in one process. loss: the sum over all labels that count; gradients: of it, by the names of a step, of
+    all layers in one tensor. router_logits: of every sequence of a model with experts, [layers, tokens, experts]."""
 
     loss: float
     gradients: Mapping[str, Tensor]
@@ -39,9 +39,8 @@ def dense_gradients(
 
     weights: by the names of a step, float64, of all layers in one tensor. routes: the experts of the sequences' tokens,
     of a model that has some, as of zbench.runtime.stepping.dense_experts.expert_step. tell: is told of progress.
-    counts: of every sequence, which labels of its tokens count, bool [t]; None: all do. Where
-    tied embeddings are two tables of a step, one of which is the head's ("wh"), both have the gradient of the one that
-    there is here.
+    counts: of every sequence, which labels of its tokens count, bool [t]; None: all do. Where tied embeddings are two
+    tables of a step, one of which is the head's ("wh"), both have the gradient of the one that there is here.
     """
     if model.tied_embeddings and "wh" in weights:
         one = {name: value for name, value in weights.items() if name != "wh"}

@@ -34,7 +34,8 @@ def expert_step(
     logits: list[Tensor] | None = None,
     counts: Sequence[Flags] | None = None,
 ) -> tuple[float, dict[str, Tensor]]:
-    """Returns the loss, summed over all labels that count, and its gradients by the names of a step, of all layers in one tensor.
+    """Returns the loss, summed over all labels that count, and its gradients by the names of a step, of all layers in
+    one tensor.
 
     routes: the experts of every token of every sequence, int64 [t, experts a token], or [layers, t, experts a token]
     where layers choose apart, of which those of dense layers are not read. The target of a sequence's last token is
