@@ -29,7 +29,7 @@ from zbench.runtime.handlers.optimizer import AdamWUpdate
 from zbench.runtime.job.job import AdamW
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.runtime.step_executor import Torch
-from zbench.runtime.stepping.dense import dense_gradients
+from zbench.runtime.stepping.dense import DenseGradients, dense_gradients
 from zbench.runtime.stepping.weights import OUTSIDE, InitialWeights, layer_names
 from zbench.runtime.steps.tokens import routes_of, tokens_of
 from zbench.runtime.training.text import sequences
@@ -83,8 +83,9 @@ class Worker:
     def step(self, text: Sequence[Any], routes: Sequence[Any] = (), counts: Sequence[Any] | None = None) -> float:
         """Trains on sequences; returns the sum of their labels' losses. routes: the experts of their tokens; counts:
         which labels of each count, None: all."""
-        found = dense_gradients(self.model, self.weights, text, routes, counts=counts)
         self.steps, count = self.steps + 1, int(sum(map(len if counts is None else np.sum, counts or text)))
+        none = DenseGradients(0.0, {name: value * 0 for name, value in self.weights.items()})
+        found = dense_gradients(self.model, self.weights, text, routes, counts=counts) if count else none
         update = AdamWUpdate(self.optimizer, self.steps, count or 1)
         for name, value in self.weights.items():
             state = update((name, 0), (value, *self.moments[name]), found.gradients[name])

@@ -39,8 +39,9 @@ def dense_gradients(
 
     weights: by the names of a step, float64, of all layers in one tensor. routes: the experts of the sequences' tokens,
     of a model that has some, as of zbench.runtime.stepping.dense_experts.expert_step. tell: is told of progress.
-    counts: of every sequence, which labels of its tokens count, bool [t]; None: all do. Where tied embeddings are two
-    tables of a step, one of which is the head's ("wh"), both have the gradient of the one that there is here.
+    counts: of every sequence, which labels of its tokens count, bool [t], at least one in all; None: all do. Where tied
+    embeddings are two tables of a step, one of which is the head's ("wh"), both have the gradient of the one that there
+    is here.
     """
     if model.tied_embeddings and "wh" in weights:
         one = {name: value for name, value in weights.items() if name != "wh"}

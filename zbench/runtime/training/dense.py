@@ -40,7 +40,7 @@ def dense_loss(
     weights: every whole parameter by name. sequences: the token ids of each. The loss is the mean over
     all labels that count of the next-token cross-entropy; the target of a sequence's last token is token 0.
     tell: is told of every length, as often as sequences of it run. counts: of every sequence, which labels of its
-    tokens count, bool [t]; None: all do.
+    tokens count, bool [t], at least one in all; None: all do.
     Raises RuntimeError (torch's, naming them) where weights miss a parameter or have one too many.
     """
     network = Transformer(model.keeping_all, seed=0, device="meta")
