@@ -30,7 +30,10 @@ class Responses:
         None: prompts are those that the other workload tells (zbench.describe.batch.Rollouts).
     unanswered_share: of sequences, drawn one by one, whose prompt is all there is, so that no label of theirs counts.
 
-    A batch may have no label that counts; whoever asks for one refuses it.
+    A batch may have no label that counts; whoever trains with one refuses it.
+
+    Raises:
+        ValueError: a key cannot be, or the other workload tells no prompts, or has tokens of its own.
     """
 
     seed: int
@@ -42,6 +45,8 @@ class Responses:
 
     def __post_init__(self) -> None:
         number("workload.unanswered_share", self.unanswered_share, 0, 1)
+        if self.unanswered_share == 1:
+            raise ValueError("workload.unanswered_share is 1, with which no label counts; it must be below 1")
         if self.prompt_share is not None:
             shares = self.prompt_share
             if isinstance(shares, str) or not isinstance(shares, Sequence) or len(shares) != 2:
@@ -53,11 +58,19 @@ class Responses:
             number("workload.prompt_share[1]", shares[1], shares[0], 1)
         if not callable(self.sequences):
             raise ValueError(f"workload.sequences is {self.sequences!r}; it must be a workload with _partial_: true")
-        inner = self.sequences(seed=self.seed, tokens=self.tokens)
+        try:
+            inner = self.sequences(seed=self.seed, tokens=self.tokens)
+        except ValueError as error:  # whose keys are one deeper here
+            raise ValueError(str(error).replace("workload.", "workload.sequences.")) from None
         if hasattr(inner, "tokens_of"):
             raise ValueError(
                 f"workload.sequences is a {type(inner).__name__}, which has tokens of its own; it must be a workload "
                 "of lengths, whose tokens are made"
+            )
+        if self.prompt_share is None and inner.batch(0).rollouts is None:
+            raise ValueError(
+                f"workload.prompt_share is None and workload.sequences a {type(inner).__name__}, which tells no "
+                "prompts; it must be the least and the largest share of a sequence that is its prompt, as in [0.1,0.9]"
             )
         object.__setattr__(self, "_inner", inner)
 
@@ -75,19 +88,11 @@ class Responses:
         return replace(batch, counts=response_labels(batch.lengths, prompts))
 
     def _prompts(self, batch: Batch, rng: np.random.Generator) -> Ints:
-        """Returns the tokens of each sequence that are its prompt.
-
-        Raises:
-            ValueError: the other workload is to tell them, and does not.
-        """
+        """Returns the tokens of each sequence that are its prompt."""
         if self.prompt_share is not None:
             low, high = self.prompt_share
             return np.floor(batch.lengths * rng.uniform(low, high, len(batch.lengths))).astype(np.int64)
-        if batch.rollouts is None:
-            raise ValueError(
-                f"workload.prompt_share is None and workload.sequences a {type(self._inner).__name__}, which tells no "
-                "prompts; it must be the least and the largest share of a sequence that is its prompt, as in [0.1,0.9]"
-            )
+        assert batch.rollouts is not None, "the other workload tells prompts"
         return batch.rollouts.prompts
 
 

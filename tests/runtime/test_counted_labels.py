@@ -80,6 +80,16 @@ def losses_of_attention() -> list[float | None]:
     return [one.loss for one in found]
 
 
+def test_padding_and_labels_that_do_not_count() -> None:
+    """Neither padding's labels nor those that do not count are in the loss of plans that pad."""
+    cost = cost_of()
+    padded = Ring(cost, padding="published")
+    assert padded.plan(batch_of(0))[0].padding is not None
+    found = trained(TorchAttention(cost, WORKLOAD, seed=3, warmup=0, check=("exact",)), padded)
+    assert max(one.checks["exact"] for one in found) < 1e-12
+    assert [one.loss for one in found] == pytest.approx(losses_of_attention(), rel=1e-12)
+
+
 def dealt(cost: Cost) -> System:
     return Dealt(Zeppelin(cost), 2)
 

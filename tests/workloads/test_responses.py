@@ -59,7 +59,7 @@ def test_sequences_without_a_response() -> None:
     batch = made("unanswered_share=0.25", tokens=1 << 22).batch(0)
     parts = [one for one in batch.counts_of_sequences or () if len(one) > 100]
     assert np.mean([not one.any() for one in parts]) == pytest.approx(0.25, abs=0.03)
-    assert not made("unanswered_share=1").batch(0).counts.any()
+    assert made("unanswered_share=0.999", tokens=99).batch(0).counted_labels == 0
 
 
 def test_prompts_that_are_told(tmp_path: Path) -> None:
@@ -81,6 +81,7 @@ def test_prompts_that_are_told(tmp_path: Path) -> None:
         (("prompt_share=[0.5,0.4]",), "workload.prompt_share[1] is 0.4; it must be a finite number, at least 0.5 and"),
         (("prompt_share=[-1,0.4]",), "workload.prompt_share[0] is -1; it must be a finite number, at least 0 and"),
         (("prompt_share=[0,2]",), "workload.prompt_share[1] is 2; it must be a finite number, at least 0 and at most"),
+        (("unanswered_share=1",), "workload.unanswered_share is 1, with which no label counts; it must be below 1"),
         (("unanswered_share=x",), "workload.unanswered_share is 'x'; it must be a finite number"),
         (("sequences=3",), "workload.sequences is 3; it must be a workload with _partial_: true"),
     ],
@@ -92,7 +93,7 @@ def test_mistakes(settings: tuple[str, ...], told: str) -> None:
 
 def test_what_tells_no_prompts_and_what_has_tokens_of_its_own() -> None:
     with pytest.raises(ValueError, match=r"^workload\.prompt_share is None and workload\.sequences a Longtail, which"):
-        made("prompt_share=null").batch(0)
+        made("prompt_share=null")
     own = loader("pystdlib", [])
     with pytest.raises(ValueError, match=r"^workload\.sequences is a Corpus, which has tokens of its own; it must be"):
         Responses(0, 100, own, [0, 1])

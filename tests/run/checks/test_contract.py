@@ -106,7 +106,10 @@ def test_a_system_cannot_change_what_it_is_measured_on(name: str, parts: int | N
         (batch(counts=[True] * 128), r"counts as a list; it is bool \[128\], whether the label of each token counts"),
         (batch(counts=np.ones(127, bool)), r"counts as an array of bool \[127\]; it is bool \[128\]"),
         (batch(counts=np.ones(128, np.int64)), r"counts as an array of int64 \[128\]; it is bool \[128\]"),
-        (batch(counts=np.zeros(128, bool)), "counts without one that is true; the loss is the mean of labels that"),
+        (
+            batch(counts=np.zeros(128, bool)),
+            "counts that are all false; the loss is the mean over labels that count",
+        ),
         (batch(step=4), "a batch whose step is 4; it has to be the one that was asked for"),
     ],
 )

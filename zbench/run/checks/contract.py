@@ -185,7 +185,7 @@ def _counts_fault(batch: Batch) -> str | None:
     if not is_array(counts) or counts.dtype != np.bool_ or counts.shape != (batch.num_tokens,):
         return f"counts as {_kind(counts)}; it is bool [{batch.num_tokens}], whether the label of each token counts"
     if not counts.any():
-        return "counts without one that is true; the loss is the mean of labels that count, so at least 1 has to"
+        return "counts that are all false; the loss is the mean over labels that count, so at least 1 has to"
     return None
 
 
