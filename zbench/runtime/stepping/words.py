@@ -38,8 +38,8 @@ class BatchTargets(dict[int, Ints]):
 
 
 class BatchCounts(dict[int, Floats]):
-    """Of a batch's tokens 1 where the label counts, 0 where it does not. flags: as of
-    zbench.describe.batch.Batch.counts_of_sequences."""
+    """The weights of labels in the loss, of a batch's sequences by their numbers: 1 where one counts, 0 elsewhere.
+    flags: as of zbench.describe.batch.Batch.counts_of_sequences."""
 
     def __init__(self, flags: Sequence[Flags]) -> None:
         super().__init__()
