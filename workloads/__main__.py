@@ -24,7 +24,7 @@ with loading(__name__):
 
 _CONF = CONF / "workload"
 _QUANTILES = (0.5, 0.9, 0.99, 0.999)
-_NEED_PATH = ("corpus", "lengths_file", "rl_traces_file")
+_NEED_PATH = ("corpus", "lengths_file", "responses_file", "rl_traces_file")
 
 
 def main() -> int:

@@ -1,7 +1,11 @@
 """A batch's sums and its name."""
 
+from dataclasses import replace
+from random import Random
+
 import numpy as np
 from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.helpers.strategies import batches
 from zbench.describe.batch import Batch
@@ -34,3 +38,27 @@ def test_the_digest_names_the_content() -> None:
     assert one.digest == Batch(np.array([3, 0, 5, 0, 8])[::2], seed=0, step=0).digest
     assert one.digest != Batch(np.array([5, 3, 8]), seed=0, step=0).digest
     assert len(one.digest) == 16
+
+
+@given(batches(), st.randoms(use_true_random=False))
+def test_labels_that_count(batch: Batch, random: Random) -> None:
+    assert batch.counts_of_sequences is None
+    assert batch.counted_labels == batch.num_tokens
+    every = np.arange(len(batch.lengths))
+    some = np.array([one for one in every if random.random() < 0.5], np.int64)
+    assert batch.labels_in(some) == batch.lengths[some].sum()
+    counts = np.array([random.random() < 0.5 for _ in range(batch.num_tokens)])
+    fewer = replace(batch, counts=counts)
+    assert fewer.counted_labels == np.count_nonzero(counts)
+    parts = fewer.counts_of_sequences
+    assert parts is not None
+    assert [len(one) for one in parts] == batch.lengths.tolist()
+    assert np.concatenate(parts).tolist() == counts.tolist()
+    assert fewer.labels_in(some) == sum(parts[one].sum() for one in some)
+    assert fewer.labels_in(every) == fewer.counted_labels
+
+
+def test_the_digest_names_labels_that_count() -> None:
+    one = Batch(np.array([3, 5]), seed=0, step=0)
+    some = [replace(one, counts=np.arange(8) != at) for at in range(8)]
+    assert len({one.digest, *(fewer.digest for fewer in some)}) == 9

@@ -38,6 +38,17 @@ def test_another_choice_inside_a_group_is_told_and_composed() -> None:
     assert node.name == "h200_4x8"
 
 
+def test_a_workload_inside_a_workload_is_told_and_composed() -> None:
+    key = "workload@workload.sequences"
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        usual, told = Presets().plain("config", "workload", {"workload": "responses", key: "longtail_32k"})
+        node, inner = Presets().plain("config", "workload", {"workload": "responses", key: "wikipedia"})
+    assert (told, inner) == ({}, {key: "wikipedia"})
+    assert usual.sequences._target_ == "zbench.workloads.longtail.Longtail"
+    assert node.sequences._target_ == "zbench.workloads.histogram.Histogram"
+    assert node.prompt_share == usual.prompt_share
+
+
 def test_a_yaml_that_refers_to_other_groups_sees_their_choices(tmp_path: Path) -> None:
     (tmp_path / "system").mkdir()
     (tmp_path / "system" / "mine.yaml").write_text("_target_: mine.Mine\nnodes: ${cluster.name}\n")

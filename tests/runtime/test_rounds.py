@@ -29,7 +29,7 @@ from zbench.runtime.handlers.optimizer import AdamWUpdate
 from zbench.runtime.job.job import AdamW
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.runtime.step_executor import Torch
-from zbench.runtime.stepping.dense import dense_gradients
+from zbench.runtime.stepping.dense import DenseGradients, dense_gradients
 from zbench.runtime.stepping.weights import OUTSIDE, InitialWeights, layer_names
 from zbench.runtime.steps.tokens import routes_of, tokens_of
 from zbench.runtime.training.text import sequences
@@ -80,11 +80,13 @@ class Worker:
         self.weights, self.optimizer, self.steps, self.tokens = dict(weights), AdamW(**optimizer), 0, 0
         self.moments, self.model = {name: (value * 0, value * 0) for name, value in weights.items()}, model
 
-    def step(self, text: Sequence[Any], routes: Sequence[Any] = ()) -> float:
-        """Trains on sequences; returns the sum of their tokens' losses. routes: the experts of their tokens."""
-        found = dense_gradients(self.model, self.weights, text, routes)
-        self.steps, count = self.steps + 1, sum(map(len, text))
-        update = AdamWUpdate(self.optimizer, self.steps, count)
+    def step(self, text: Sequence[Any], routes: Sequence[Any] = (), counts: Sequence[Any] | None = None) -> float:
+        """Trains on sequences; returns the sum of their labels' losses. routes: the experts of their tokens; counts:
+        which labels of each count, None: all."""
+        self.steps, count = self.steps + 1, int(sum(map(len if counts is None else np.sum, counts or text)))
+        none = DenseGradients(0.0, {name: value * 0 for name, value in self.weights.items()})
+        found = dense_gradients(self.model, self.weights, text, routes, counts=counts) if count else none
+        update = AdamWUpdate(self.optimizer, self.steps, count or 1)
         for name, value in self.weights.items():
             state = update((name, 0), (value, *self.moments[name]), found.gradients[name])
             self.weights[name], self.moments[name] = state[0], (state[1], state[2])

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from zbench.workloads.__main__ import load_workload, loader, workload_names
 
 DATA = Path(__file__).parents[2] / "../shared/data"
-NAMES = [name for name in workload_names() if name not in ("corpus", "lengths_file", "rl_traces_file")]
+NEED_PATH = ("corpus", "lengths_file", "responses_file", "rl_traces_file")
+NAMES = [name for name in workload_names() if name not in NEED_PATH]
 FIXED = [name for name in NAMES if name.startswith("fixed")]  # one length, whatever the seed
 PAIRS = ["rl_traces", "rl_traces_tail"]  # whose sequences are sums of two lengths
-DRAWN = [name for name in NAMES if name not in (*FIXED, *PAIRS, "pystdlib")]
+DRAWN = [name for name in NAMES if name not in (*FIXED, *PAIRS, "pystdlib", "responses")]
 TABLES = ["byted_2m", "pile", "prolong64k_longca", "wikipedia", "wlb_pretrain"]
 K = 1024
 

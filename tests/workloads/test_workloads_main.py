@@ -18,7 +18,8 @@ def test_it_prints_a_row_for_every_workload(
     assert run(monkeypatch, "--tokens", "100000", "--steps", "2") == 0
     rows = capsys.readouterr().out.splitlines()
     assert rows[0].split()[:3] == ["workload", "documents", "mean"]
-    assert {row.split()[0] for row in rows[1:]} == set(workload_names()) - {"corpus", "lengths_file", "rl_traces_file"}
+    need_path = {"corpus", "lengths_file", "responses_file", "rl_traces_file"}
+    assert {row.split()[0] for row in rows[1:]} == set(workload_names()) - need_path
 
 
 def test_it_takes_names_and_settings(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,11 +5,12 @@ sequences whatever it does with them.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from zbench.describe.arrays import Ints
+from zbench.describe.arrays import Flags, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class Batch:
     documents: int64 [num_sequences], which document of a corpus each sequence is the head of;
         None where the workload draws lengths only.
     rollouts: the prompts and responses that the sequences are; None where they are not told.
+    counts: bool [num_tokens], sequence after sequence, whether the label of each token counts in the loss; None: all
+        do. A token's label is the next one of its sequence, of the last one token 0.
     """
 
     lengths: Ints
@@ -41,6 +44,7 @@ class Batch:
     step: int
     documents: Ints | None = None
     rollouts: Rollouts | None = None
+    counts: Flags | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -52,6 +56,23 @@ class Batch:
         """Sum of squared lengths: with num_tokens, all that any MFU convention needs."""
         return int((self.lengths.astype(object) ** 2).sum())
 
+    @property
+    def counts_of_sequences(self) -> Sequence[Flags] | None:
+        """The part of `counts` that each sequence has, bool [length]; None where all labels count."""
+        return None if self.counts is None else np.split(self.counts, np.cumsum(self.lengths)[:-1])
+
+    @property
+    def counted_labels(self) -> int:
+        """The labels of which the loss is the mean."""
+        return self.num_tokens if self.counts is None else int(self.counts.sum())
+
+    def labels_in(self, sequences: Ints) -> int:
+        """Returns how many labels of some sequences count. sequences: their numbers, int64."""
+        counts = self.counts_of_sequences
+        if counts is None:
+            return int(self.lengths[sequences].sum())
+        return sum(int(counts[number].sum()) for number in sequences.tolist())
+
     def octaves(self) -> dict[str, list[int]]:
         """Returns the numbers of sequences and of tokens by length: entry i of each is of lengths from 2^i to below
         2^(i + 1)."""
@@ -62,5 +83,8 @@ class Batch:
 
     @property
     def digest(self) -> str:
-        """Names the batch by its content; two runs saw the same batch if digests agree."""
-        return hashlib.sha256(np.ascontiguousarray(self.lengths, "<i8").tobytes()).hexdigest()[:16]
+        """Names the batch by its lengths and labels that count; two runs saw the same batch if digests agree."""
+        found = hashlib.sha256(np.ascontiguousarray(self.lengths, "<i8").tobytes())
+        if self.counts is not None:
+            found.update(np.packbits(self.counts).tobytes())
+        return found.hexdigest()[:16]

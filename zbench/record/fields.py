@@ -172,6 +172,7 @@ FIELDS: Mapping[str, Mapping[str, FieldKind]] = {
         "batch": TEXT,
         "step": WHOLE,
         **dict.fromkeys(("tokens", "sum_squared", "max_length", "seconds", "bound_seconds"), POSITIVE),
+        "counted_labels": COUNT.optional,  # without it, those of all tokens
         "pairs": COUNT.optional,  # visible ones, of masks that are not causal
         **dict.fromkeys(("plan_seconds", "capacity_bytes"), AMOUNT),
         **dict.fromkeys(("attention_seconds", "linear_seconds", "communication_seconds", "exposed_seconds"), AMOUNTS),

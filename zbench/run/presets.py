@@ -42,7 +42,7 @@ class Presets:
         inner = {
             one: choice
             for one, choice in choices.items()
-            if one.startswith(f"{group}/") and usual.get(one, choice) != choice
+            if one.startswith((f"{group}/", f"{group}@{group}.")) and usual.get(one, choice) != choice
         }
         return self._config(name, *overrides, *(f"{one}={choice}" for one, choice in inner.items())).get(group), inner
 

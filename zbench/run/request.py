@@ -74,8 +74,8 @@ def request(config: DictConfig, command: str, command_id: str, presets: Presets)
     config, unpublished = _with_published(config, given, usual_system, str(choices.get("system")))
     for group in GROUPS:
         plain, inner = presets.plain(name, group, choices)
-        # another cluster/device: one word instead of all its constants
-        words = {one.partition("/")[2]: choice for one, choice in inner.items()}
+        # another cluster/device, or workload@workload.sequences: one word instead of all its constants
+        words = {one.removeprefix(f"{group}/").removeprefix(f"{group}@{group}."): word for one, word in inner.items()}
         changes[group] = {**_differences(config.get(group), plain), **words}
     changes["system"] = _told(changes["system"], config["system"])
     changes["model"] = _with_strategy(changes["model"], config, presets.strategy(name, choices.get("model")))

@@ -223,6 +223,7 @@ def _step(case: RunCase, executor: Executor, step: int, trace: str | None, meter
     return {
         "step": step,
         "tokens": batch.num_tokens,
+        **({} if batch.counts is None else {"counted_labels": batch.counted_labels}),
         "sum_squared": batch.sum_squared,
         **_visible(batch, parts.model.mask),
         "num_sequences": len(batch.lengths),

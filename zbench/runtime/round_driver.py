@@ -48,22 +48,22 @@ def check_checkpoints(job: StepJob, every: int | None, path: str, resume: str | 
 @dataclass
 class RoundDriver:
     """The rounds of a run. modelled: seconds of computes on paced devices, of a worker's step and of a round's end.
-    clocks: of workers on such devices; else None. tokens: of every fragment, those of each worker since its last
-    average left."""
+    clocks: of workers on such devices; else None. labels: of every fragment, those of each worker that
+    counted since its last average left."""
 
     steps: WorkerSteps
     fleet: Fleet
     modelled: tuple[DeviceSeconds, DeviceSeconds] = (DeviceSeconds(), DeviceSeconds())
     clocks: WorkerClocks | None = None
-    tokens: list[list[int]] = field(default_factory=list)
+    labels: list[list[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.tokens = [[0] * self.steps.workers for _ in range(self.steps.sync.fragments)]
+        self.labels = [[0] * self.steps.workers for _ in range(self.steps.sync.fragments)]
         self.fleet.call("begin", self.steps.whole)
 
     def save(self, path: str, job: StepJob, next_step: int) -> None:
         """Has all ranks write a checkpoint, which goes on with a step, in the midst of a round, too."""
-        meta = {"next_step": next_step, "run": job.told(), "round_tokens": self.tokens}
+        meta = {"next_step": next_step, "run": job.told(), "round_tokens": self.labels}
         self.fleet.call("save", path, self.steps.whole, self._late(next_step), meta)
 
     def load(self, path: str) -> None:
@@ -73,11 +73,11 @@ class RoundDriver:
             ValueError: it is none of a run in rounds.
         """
         told = checkpoint_description(path)
-        tokens = told.get("round_tokens")
-        of = np.array(tokens if isinstance(tokens, list) else [], object)  # of lists of unequal lengths these
-        if of.shape != np.shape(self.tokens) or not all(map(is_whole, of.flat)):
+        labels = told.get("round_tokens")
+        of = np.array(labels if isinstance(labels, list) else [], object)  # of lists of unequal lengths these
+        if of.shape != np.shape(self.labels) or not all(map(is_whole, of.flat)):
             raise ValueError(f"resume is {path!r}; it takes the checkpoint of a run in rounds of as many workers")
-        self.tokens = [[int(one) for one in row] for row in of]
+        self.labels = [[int(one) for one in row] for row in of]
         self.fleet.call("load", path, self.steps.whole, self._late(told["next_step"]))
 
     def _late(self, step: int) -> list[FragmentEnd]:
@@ -100,12 +100,12 @@ class RoundDriver:
         ]
         clock = None if self.clocks is None else self.clocks.step(reports)
         stated = [dict(one) for worker in found for one in self._stated(worker)]
-        for tokens, (worker, one) in product(self.tokens, enumerate(found)):
-            tokens[worker] += 0 if one is None else one.tokens
+        for labels, (worker, one) in product(self.labels, enumerate(found)):
+            labels[worker] += 0 if one is None else one.labels
         late = set(under_way(self.steps.sync, batch.step))
         for what in round_ends(self.steps.sync, batch.step):
-            end, tokens = self.steps.end(what.fragment, what.kind), self.tokens[what.fragment]
-            shares = [count / sum(tokens) for count in tokens] if what.begins_anew else []
+            end, labels = self.steps.end(what.fragment, what.kind), self.labels[what.fragment]
+            shares = [count / sum(labels) for count in labels] if what.begins_anew else []
             late = late | {what.fragment} if what.is_late else late - {what.fragment}
             ends = self._end(end, shares, bool(late), noted)
             ran.append(RanPart(end.step, 0, ends))
@@ -118,7 +118,7 @@ class RoundDriver:
                 met = self.clocks.met(ends)
                 ended, clock = ended + met.seconds, clock.followed_by(met)
             if what.begins_anew:
-                tokens[:] = [0] * len(tokens)
+                labels[:] = [0] * len(labels)
         return RanStep(reports, stated, ended, clock, ran, found)
 
     def _end(self, end: FragmentEnd, shares: Sequence[float], late: bool, noted: bool) -> list[StepReport]:

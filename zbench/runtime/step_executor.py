@@ -175,8 +175,8 @@ class Torch:
             if self._rounds is not None:
                 self._rounds.load(self.resume)
             else:
-                self._left, num_tokens = resting_then(self.resume)
-                self._fleet.call("take_over", self.resume, self._left, num_tokens)
+                self._left, num_labels = resting_then(self.resume)
+                self._fleet.call("take_over", self.resume, self._left, num_labels)
         source = COUNTERS if self.nic_counters else COUNTED
         return Ready(self.first_step, {"nic_bytes": source, "ranks": setup_facts(self._fleet.call("about"))})
 
@@ -219,7 +219,7 @@ class Torch:
         checked = self.checked(batch, step, reports)
         self._left = step
         if self.checkpoint_every and (batch.step + 1) % self.checkpoint_every == 0:
-            rests, meta = described(self.job().told(), batch.step + 1, self._last(), batch.num_tokens)
+            rests, meta = described(self.job().told(), batch.step + 1, self._last(), batch.counted_labels)
             self._fleet.call("keep", self.checkpoint, rests, meta)
         if trace is not None:
             write_measured_steps(trace, self.cost.gpus.cluster, [RanPart(step, 0, reports)], is_one_machine())

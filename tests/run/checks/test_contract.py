@@ -45,8 +45,8 @@ class Mine:
         return self.made(Ring(self.cost).plan(batch))
 
 
-def batch(lengths: Any = LENGTHS, step: int = 3, documents: Any = None) -> Batch:
-    return Batch(lengths, 0, step, documents)
+def batch(lengths: Any = LENGTHS, step: int = 3, documents: Any = None, counts: Any = None) -> Batch:
+    return Batch(lengths, 0, step, documents, counts=counts)
 
 
 @pytest.mark.parametrize("documents", [None, LENGTHS])
@@ -59,8 +59,10 @@ def test_a_good_batch_passes(documents: Any) -> None:
 
 def test_a_batch_has_arrays_of_its_own_in_one_piece() -> None:
     pairs = np.array([[100, 1], [7, 2], [21, 3]], np.int64)
-    found = batch_of(Lengths(lambda step: batch(pairs[:, 0], documents=pairs[:, 1])), 3, 128)
-    pairs[:] = 0
+    flags = np.ones((128, 2), bool)
+    found = batch_of(Lengths(lambda step: batch(pairs[:, 0], documents=pairs[:, 1], counts=flags[:, 0])), 3, 128)
+    pairs[:], flags[:] = 0, False
+    assert found.counted_labels == 128
     assert found.documents is not None
     assert (found.lengths.tolist(), found.documents.tolist()) == ([100, 7, 21], [1, 2, 3])
     assert found.lengths.flags.c_contiguous
@@ -68,19 +70,19 @@ def test_a_batch_has_arrays_of_its_own_in_one_piece() -> None:
 
 
 @pytest.mark.parametrize("parts", [None, 2])
-@pytest.mark.parametrize("name", ["lengths", "documents"])
+@pytest.mark.parametrize("name", ["lengths", "documents", "counts"])
 def test_a_system_cannot_change_what_it_is_measured_on(name: str, parts: int | None, uneven: Cost) -> None:
     class Eased(Ring):
         """A system that makes its sequences short."""
 
         def plan(self, batch: Batch) -> tuple[Plan, ...]:
             plans = Ring.plan(self, batch)
-            getattr(batch, name)[:] = 1
+            getattr(batch, name)[:] = True
             return plans
 
     system: Any = Eased(uneven) if parts is None else Dealt(Eased(uneven), parts)
     with pytest.raises(PlugInError, match=rf"Eased\.plan changed the batch's {name}; .* batch\.{name}\.copy\(\)$"):
-        plans_of(system, batch(LENGTHS.copy(), documents=LENGTHS.copy()), uneven)
+        plans_of(system, batch(LENGTHS.copy(), documents=LENGTHS.copy(), counts=np.arange(128) > 5), uneven)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +103,13 @@ def test_a_system_cannot_change_what_it_is_measured_on(name: str, parts: int | N
         (batch(np.array([2**62] * 4 + [128])), r"lengths\[0\] = 4611686018427387904 where 128 tokens were asked for"),
         (batch(np.array([100, 29])), "129 tokens where 128 were asked for"),
         (batch(NONE), "0 tokens where 128 were asked for"),
+        (batch(counts=[True] * 128), r"counts as a list; it is bool \[128\], whether the label of each token counts"),
+        (batch(counts=np.ones(127, bool)), r"counts as an array of bool \[127\]; it is bool \[128\]"),
+        (batch(counts=np.ones(128, np.int64)), r"counts as an array of int64 \[128\]; it is bool \[128\]"),
+        (
+            batch(counts=np.zeros(128, bool)),
+            "counts that are all false; the loss is the mean over labels that count",
+        ),
         (batch(step=4), "a batch whose step is 4; it has to be the one that was asked for"),
     ],
 )

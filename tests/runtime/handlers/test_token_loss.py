@@ -1,12 +1,19 @@
 """Losses of tokens by hand, and their slopes by torch's autograd."""
 
 from functools import partial
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from zbench.runtime.handlers.token_loss import GivenLosses, NotedScores, PolicyLoss, ValueLoss
+from zbench.runtime.handlers.context import Context
+from zbench.runtime.handlers.functions import FUNCTIONS, merge_of
+from zbench.runtime.handlers.token_loss import CountedLoss, GivenLosses, NotedScores, PolicyLoss, ValueLoss
 
 ONES = torch.ones(6, dtype=torch.float64)
 
@@ -72,3 +79,50 @@ def test_scores_are_noted_with_whose_they_are() -> None:
     assert loss.values(torch.tensor([0.5, 0.25])).sum() == 0.75
     ((sequence, position, made),) = scores.found
     assert (sequence.tolist(), position.tolist(), made.tolist()) == ([3, 3], [0, 1], [0.5, 0.25])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    counts=st.lists(st.booleans(), max_size=17),
+    chunk=st.integers(1, 6),
+    cuts=st.lists(st.integers(0, 11), max_size=3),
+    seed=st.integers(0, 2**32),
+)
+def test_labels_that_do_not_count_by_chunks_and_slices_of_the_vocabulary(
+    counts: list[bool], chunk: int, cuts: list[int], seed: int
+) -> None:
+    """Any labels may not count: sums and gradients, of chunks of tokens and of the words that GPUs have, are those of
+    torch's cross entropy with ignore_index."""
+    rng = torch.Generator().manual_seed(seed)
+    hidden, words = torch.randn(len(counts), 5, generator=rng).double(), torch.randn(11, 5, generator=rng).double()
+    targets = torch.randint(0, 11, (len(counts),), generator=rng)
+    leaves = hidden.clone().requires_grad_(), words.clone().requires_grad_()
+    labels = torch.where(torch.tensor(counts, dtype=torch.bool), targets, -100)
+    wanted = F.cross_entropy(leaves[0] @ leaves[1].T, labels, ignore_index=-100, reduction="sum")
+    wanted.backward()
+    edges = [0, *sorted(cuts), 11]
+    slices = [slice(a, b) for a, b in pairwise(edges) if a < b]
+    loss, to_hidden, to_words = torch.zeros((), dtype=torch.float64), torch.zeros_like(hidden), torch.zeros_like(words)
+    for first in range(0, len(counts), chunk):
+        some = slice(first, first + chunk)
+        own = CountedLoss(torch.tensor(counts[some], dtype=torch.float64))
+        contexts = [context_of(targets[some], words, own) for words in slices]
+        one: Any = None
+        for at, mine in zip(contexts, slices, strict=True):
+            more = FUNCTIONS["score"](at, (hidden[some],), (words[mine],))
+            one = more if one is None else merge_of("l", "softmax")(one, more)
+        loss += FUNCTIONS["lose"](contexts[0], one)
+        for at, mine in zip(contexts, slices, strict=True):
+            given = at, (hidden[some],), (words[mine],), one
+            to_hidden[some] += FUNCTIONS["score_d0"](*given)
+            to_words[mine] += FUNCTIONS["score_d1"](*given)
+    torch.testing.assert_close(loss, wanted.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(to_hidden, leaves[0].grad, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(to_words, leaves[1].grad, rtol=1e-12, atol=1e-12)
+
+
+def context_of(targets: torch.Tensor, words: slice, loss: CountedLoss) -> Context:
+    """The context of a head's computes: targets as numbers among some words, -1 of others."""
+    numbers = torch.where((targets >= words.start) & (targets < words.stop), targets - words.start, -1)
+    rest: Any = None  # heads and kernel, which a head does not look at
+    return Context((targets, targets), targets, numbers, words.stop - words.start, rest, None, rest, loss=loss)

@@ -48,7 +48,8 @@ def batch_of(workload: Workload, step: int, tokens: int) -> Batch:
     if fault:
         raise PlugInError(f"{_name(workload)}.batch({step}) gave {fault}")
     documents = None if batch.documents is None else np.array(batch.documents, order="C")
-    return replace(batch, lengths=np.array(batch.lengths, order="C"), documents=documents)
+    counts = None if batch.counts is None else np.array(batch.counts, order="C")
+    return replace(batch, lengths=np.array(batch.lengths, order="C"), documents=documents, counts=counts)
 
 
 def plans_of(system: System, batch: Batch, cost: Cost) -> tuple[Plan, ...]:
@@ -136,7 +137,7 @@ def guarded(part: object, method: str, given: str, call: Callable[[], Given]) ->
 
 def _content(batch: Batch) -> dict[str, bytes]:
     """Returns the arrays of a batch by name, as they are now."""
-    return {name: np.asarray(getattr(batch, name)).tobytes() for name in ("lengths", "documents")}
+    return {name: np.asarray(getattr(batch, name)).tobytes() for name in ("lengths", "documents", "counts")}
 
 
 def _is_under(filename: str, folders: tuple[str, ...]) -> bool:
@@ -172,8 +173,19 @@ def _batch_fault(batch: Any, step: int, tokens: int) -> str | None:
             f"{batch.num_tokens} tokens where {tokens} were asked for (tokens_per_gpu x GPUs, as `tokens`); a "
             "batch has exactly as many: zbench.workloads.fill.fill cuts the last document"
         )
+    if batch.counts is not None and (fault := _counts_fault(batch)):
+        return fault
     if batch.step != step:
         return f"a batch whose step is {batch.step!r}; it has to be the one that was asked for"
+    return None
+
+
+def _counts_fault(batch: Batch) -> str | None:
+    counts: Any = batch.counts
+    if not is_array(counts) or counts.dtype != np.bool_ or counts.shape != (batch.num_tokens,):
+        return f"counts as {_kind(counts)}; it is bool [{batch.num_tokens}], whether the label of each token counts"
+    if not counts.any():
+        return "counts that are all false; the loss is the mean over labels that count, so at least 1 has to"
     return None
 
 

@@ -27,16 +27,16 @@ class Update(Protocol):
 
 @dataclass(frozen=True)
 class AdamWUpdate:
-    """The update number `count`, from 1, with the settings `of`. num_tokens: of the batch, whose mean loss is
-    minimised. State is the parameter in the wide dtype and its two moments."""
+    """The update number `count`, from 1, with the settings `of`. num_labels: of the batch, those that count, whose mean
+    loss is minimised. State is the parameter in the wide dtype and its two moments."""
 
     of: AdamW
     count: int
-    num_tokens: int
+    num_labels: int
 
     def __call__(self, parameter: Parameter, state: Fields, gradient: Tensor) -> Fields:
         weight, first, second = state
-        of, mean = self.of, gradient.to(weight.dtype) / self.num_tokens
+        of, mean = self.of, gradient.to(weight.dtype) / self.num_labels
         first = first.lerp(mean, 1 - of.beta1)
         second = (second * of.beta2).addcmul_(mean, mean, value=1 - of.beta2)
         size = (second.sqrt() / (1 - of.beta2**self.count) ** 0.5).add_(of.epsilon)

@@ -1,6 +1,8 @@
 """The loss of a token as a function of what its model makes of it: of the negative log-likelihood of its target, or of
 its value, where the loss is not the likelihood itself.
 
+Labels that do not count, as those of prompts where a model is fine-tuned on responses: their tokens have no loss.
+
 A policy: the clipped objective of PPO (Schulman et al. 2017, arXiv 1707.06347), which GRPO (arXiv 2402.03300) has, too:
 with r the ratio of the token's likelihood to that under the policy that generated it, and A its advantage, the loss is
 -min(r A, clip(r) A). Its slope is r A where r A is the smaller one, 0 elsewhere. To it comes a KL term, kl (p - log p -
@@ -38,6 +40,22 @@ class TokenLosses(Protocol):
     def of(self, sequence: Ints, position: Ints, like: Tensor) -> TokenLoss:
         """Returns the losses at positions of sequences, these by their numbers in the batch. like: of the dtype and on
         the device that is computed with."""
+
+
+@dataclass(frozen=True)
+class CountedLoss:
+    """The losses of tokens some of whose labels do not count. counts: 1 of those whose label counts, 0 of others,
+    [T]."""
+
+    counts: Tensor
+
+    def values(self, made: Tensor) -> Tensor:
+        """Returns losses. made: negative log-likelihoods, [T]."""
+        return made * self.counts
+
+    def slopes(self, made: Tensor) -> Tensor:
+        """Returns the derivatives of losses by negative log-likelihoods."""
+        return self.counts
 
 
 @dataclass(frozen=True)

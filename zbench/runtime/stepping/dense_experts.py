@@ -15,12 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zbench.describe.arrays import Ints
+from zbench.describe.arrays import Flags, Ints
 from zbench.describe.model import LINEAR, SIGMOID, SOFTMAX_ALL, Model
 from zbench.runtime.kernels.elementwise import NORM_EPSILON
 from zbench.runtime.stepping.weights import OUTSIDE
 from zbench.runtime.training.dense import attention
 from zbench.runtime.training.transformer import rope
+
+_IGNORED = -100  # the label of a token whose label does not count, as in torch
 
 
 def expert_step(
@@ -30,17 +32,19 @@ def expert_step(
     routes: Sequence[Ints],
     tell: Callable[[str], None] = lambda place: None,
     logits: list[Tensor] | None = None,
+    counts: Sequence[Flags] | None = None,
 ) -> tuple[float, dict[str, Tensor]]:
-    """Returns the loss, summed over all tokens, and its gradients by the names of a step, of all layers in one tensor.
+    """Returns the loss, summed over all labels that count, and its gradients by the names of a step, of all layers in
+    one tensor.
 
     routes: the experts of every token of every sequence, int64 [t, experts a token], or [layers, t, experts a token]
     where layers choose apart, of which those of dense layers are not read. The target of a sequence's last token is
     token 0. logits: gets those of each sequence's routers, [layers, t, x], zeros of dense layers. tell: is told of
-    every sequence.
+    every sequence. counts: as of zbench.runtime.stepping.dense.dense_gradients.
     """
     leaves = {name: value.clone().requires_grad_() for name, value in weights.items()}
     total = 0.0
-    for tokens, chosen in zip(sequences, routes, strict=True):
+    for number, (tokens, chosen) in enumerate(zip(sequences, routes, strict=True)):
         tell(f"a dense sequence of {len(tokens)} tokens")
         x, routers = leaves["we"][torch.from_numpy(tokens)], list[Tensor]()
         for layer in range(model.num_layers):
@@ -49,9 +53,10 @@ def expert_step(
             x = _layer(model, x, of, torch.from_numpy(mine), routers, layer < model.dense_layers)
         if logits is not None:
             logits.append(torch.stack(routers))
-        targets = torch.from_numpy(np.append(tokens[1:], 0))
+        labels = np.append(tokens[1:], 0)
+        targets = torch.from_numpy(labels if counts is None else np.where(counts[number], labels, _IGNORED))
         words = _norm(x, leaves["gl"]) @ leaves["we" if model.tied_embeddings else "wh"].T
-        loss = F.cross_entropy(words, targets, reduction="sum")
+        loss = F.cross_entropy(words, targets, ignore_index=_IGNORED, reduction="sum")
         loss.backward()
         total += loss.item()
     return total, {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in leaves.items()}

@@ -49,7 +49,7 @@ from zbench.runtime.stepping.instruments import Instruments, pace_of
 from zbench.runtime.stepping.rank_state import RankState, without_gradients
 from zbench.runtime.stepping.step_report import Ran, step_report
 from zbench.runtime.stepping.weights import InitialWeights
-from zbench.runtime.stepping.words import BatchTargets, BatchWords
+from zbench.runtime.stepping.words import BatchTargets, BatchWords, counted_losses
 from zbench.runtime.steps.device_seconds import Seconds
 from zbench.runtime.steps.tokens import TokenParts, routes_of
 from zbench.runtime.training.checkpoint import save_checkpoint
@@ -173,13 +173,14 @@ class SteppingRank:
         save_checkpoint(path, RankState(self.rank, prepared, self.runner.stores, self.updates), meta)
         self.board.resume()
 
-    def take_over(self, path: str, rests: Step, num_tokens: int) -> None:
-        """Takes over a checkpoint before the first step. rests: as of keep; num_tokens: of the last step before it."""
+    def take_over(self, path: str, rests: Step, num_labels: int) -> None:
+        """Takes over a checkpoint before the first step. rests: as of keep; num_labels: of the last step before it,
+        those that count."""
         self.board.wait("a checkpoint")
         prepared = PreparedStep.of(rests, self.process, self.runner.machine, (), ())
         kept = RankState.loaded(path, self.rank, prepared, self.device)
         self.runner.stores, self.updates, self.resting = dict(kept.stores), kept.updates, Resting.before(prepared)
-        self.left = AdamWUpdate(self.job.optimizer, self.updates, num_tokens)
+        self.left = AdamWUpdate(self.job.optimizer, self.updates, num_labels)
         self.board.resume()
 
     def arrange(self, rests: Step) -> None:
@@ -206,22 +207,22 @@ class SteppingRank:
         """Waits for all ranks that run a step together."""
         dist.barrier()
 
-    def _update(self, num_tokens: int) -> Update:
+    def _update(self, num_labels: int) -> Update:
         self.updates += 1
-        return AdamWUpdate(self.job.optimizer, self.updates, num_tokens)
+        return AdamWUpdate(self.job.optimizer, self.updates, num_labels)
 
     def _initial(self) -> Whole:
         """Returns the parameters that training begins with."""
         return InitialWeights(self.model, self.job.seed)
 
     def _counted(self, batch: Batch) -> int:
-        """Returns of how many tokens the loss is the mean."""
-        return batch.num_tokens
+        """Returns of how many labels the loss is the mean."""
+        return batch.counted_labels
 
     def _words(self, batch: Batch) -> TokenWords:
         """Returns the words of a batch's tokens."""
         words = BatchWords(self.job, batch)
-        return TokenWords(words, BatchTargets(words))
+        return TokenWords(words, BatchTargets(words), counted_losses(batch))
 
     def _prepared(
         self, batch: Batch, step: Step, tokens: tuple[TokenParts, ...], update: Update, seconds: Seconds = ()
@@ -304,8 +305,8 @@ class SteppingRank:
             text = sequences(self.job.workload, batch, numbers, self.model.vocab)
             routes = routes_of([one.tokens for one in prepared.batches]) if choices is None else choices.routes()
             chosen = [routes[number] for number in sorted(routes)]
-            tell = self.board.say
-            dense = dense_gradients(self.model, weights, text, chosen, lambda place: tell(f"{where}, {place}"))
+            tell, counts = self.board.say, batch.counts_of_sequences
+            dense = dense_gradients(self.model, weights, text, chosen, lambda place: tell(f"{where}, {place}"), counts)
             if choices is not None:
                 logits = by_sequence(routes, dense.router_logits)
                 faults, swapped = list(choices.faults(logits)), choices.swapped(logits)

@@ -53,7 +53,7 @@ class RoundRank(SteppingRank):
             if rank in members:
                 messages = open_messages(group, node_of[members], self.device, pace=self.pace, members=members)
                 self.runner.machine = replace(self.runner.machine, messages=messages)
-        self.tokens = 0  # of the worker in the step under way
+        self.labels = 0  # of the worker in the step under way, those that count
         self.aside: dict[int, Held] = {}  # by fragment, the averages under way
 
     def begin(self, step: Step) -> None:
@@ -75,13 +75,13 @@ class RoundRank(SteppingRank):
             measured = self.instruments.end()
             return replace(nothing, nic=measured.nic, nic_series=measured.nic_series, paced=measured.paced)
         step, tokens, seconds = own
-        self.tokens = sum(int(one.sizes.sum()) for one in tokens)
+        self.labels = sum(batch.labels_in(one.numbers) for one in tokens)
         return self.step(batch, step, tokens, train, noted, seconds)
 
     def end_round(
         self, end: FragmentEnd, shares: Sequence[float], late: bool, seconds: Seconds, noted: bool, later: float
     ) -> StepReport:
-        """Runs what a round ends with. shares: of each worker, of the tokens since the fragment's last average left; ()
+        """Runs what a round ends with. shares: of each worker, of the labels since the fragment's last average left; ()
         where none leaves. late: some average is under way when it has ended. seconds: of its computes on a paced
         device. noted: as of `step`. later: seconds by which this rank comes after the first one."""
         where = "the end of a round"
@@ -152,9 +152,10 @@ class RoundRank(SteppingRank):
         for one, prepared in zip(late, kept.late, strict=True):
             self._set_aside(one.fragment, averages(prepared, one.step.begins))
 
-    def _update(self, num_tokens: int) -> Update:
+    def _update(self, num_labels: int) -> Update:
         self.updates += 1
-        return AdamWUpdate(self.job.optimizer, self.updates, self.tokens)
+        # Where no label of the worker counts its gradients are 0, whatever they are divided by.
+        return AdamWUpdate(self.job.optimizer, self.updates, max(1, self.labels))
 
     def _prepared(
         self, batch: Batch, step: Step, tokens: tuple[TokenParts, ...], update: Update, seconds: Seconds = ()

@@ -28,7 +28,8 @@ def worst_difference(
     """
     model = job.cost.model
     tokens = sequences(job.workload, batch, np.arange(len(batch.lengths)), model.vocab)
-    reference, expected = dense_loss(replace(model, element_bytes=8), weights, tokens, tell=tell)
+    counts, wide = batch.counts_of_sequences, replace(model, element_bytes=8)
+    reference, expected = dense_loss(wide, weights, tokens, tell=tell, counts=counts)
     differences = {"the loss": abs(loss - reference) / abs(reference)}
     assert set(expected) == set(gradients)
     for name, value in expected.items():

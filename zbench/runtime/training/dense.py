@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from zbench.describe.arrays import Ints
+from zbench.describe.arrays import Flags
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import Model
 from zbench.runtime.training.transformer import Transformer
@@ -33,41 +33,49 @@ def dense_loss(
     sequences: Sequence[NDArray[np.integer]],
     device: torch.device | str = "cpu",
     tell: Callable[[str], None] = lambda place: None,
+    counts: Sequence[Flags] | None = None,
 ) -> tuple[float, dict[str, Tensor]]:
     """Returns the loss of a batch and its gradient by parameter name, on the CPU, in the dtype of the parameters.
 
     weights: every whole parameter by name. sequences: the token ids of each. The loss is the mean over
-    all tokens of the next-token cross-entropy; the target of a sequence's last token is token 0.
-    tell: is told of every length, as often as sequences of it run.
+    all labels that count of the next-token cross-entropy; the target of a sequence's last token is token 0.
+    tell: is told of every length, as often as sequences of it run. counts: of every sequence, which labels of its
+    tokens count, bool [t], at least one in all; None: all do.
     Raises RuntimeError (torch's, naming them) where weights miss a parameter or have one too many.
     """
     network = Transformer(model.keeping_all, seed=0, device="meta")
     dtypes = {name: p.dtype for name, p in network.named_parameters()}
     given = {name: value.detach().to(device, dtypes.get(name)) for name, value in weights.items()}
     network.load_state_dict(given, assign=True)  # they are the parameters, which a loss and its gradients leave alone
-    num_tokens = sum(len(sequence) for sequence in sequences)
+    num_labels = sum(map(len, sequences)) if counts is None else sum(int(one.sum()) for one in counts)
     loss = 0.0
-    for rows in _alike(sequences):
+    for numbers in _alike(sequences):
+        rows = np.array([sequences[number] for number in numbers], np.int64)
+        counted = None
+        if counts is not None:
+            flags = np.concatenate([counts[number] for number in numbers])
+            counted = torch.as_tensor(np.flatnonzero(flags), device=device)
         count, length = rows.shape
         tell(f"dense sequences of {length} tokens, {count} at once")
         tokens = torch.as_tensor(rows, device=device)
         targets = torch.cat([tokens[:, 1:], tokens.new_zeros(count, 1)], 1)
         positions = torch.arange(length, device=device).repeat(count)
-        part = network(
-            tokens.flatten(), positions, targets.flatten(), partial(attention, count=count, mask=model.mask), num_tokens
-        )
+        attend = partial(attention, count=count, mask=model.mask)
+        part = network(tokens.flatten(), positions, targets.flatten(), attend, num_labels, counted)
         part.backward()
         loss += part.item()
     return loss, {name: p.grad.cpu() for name, p in network.named_parameters() if p.grad is not None}
 
 
-def _alike(sequences: Sequence[NDArray[np.integer]]) -> Iterator[Ints]:
-    """Yields groups of sequences of one length, int64 [sequences, length], of up to MATH_TOKENS tokens where there is
-    more than one."""
-    for length, group in groupby(sorted(sequences, key=len), key=len):
-        rows = np.array([*group], np.int64)
-        most = max(1, MATH_TOKENS // max(1, length))
-        yield from (rows[at : at + most] for at in range(0, len(rows), most))
+def _alike(sequences: Sequence[NDArray[np.integer]]) -> Iterator[list[int]]:
+    """Yields the numbers of sequences of one length, of up to MATH_TOKENS tokens where there is more than one."""
+
+    def length_of(number: int) -> int:
+        return len(sequences[number])
+
+    for length, group in groupby(sorted(range(len(sequences)), key=length_of), key=length_of):
+        numbers, most = [*group], max(1, MATH_TOKENS // max(1, length))
+        yield from (numbers[at : at + most] for at in range(0, len(numbers), most))
 
 
 def attention(layer: int, q: Tensor, k: Tensor, v: Tensor, count: int = 1, mask: Mask = CAUSAL) -> Tensor:

@@ -44,9 +44,9 @@ class Passes:
         self.engine.board.say(f"{where}, compiling plans")
         return [self._attend(plan) for plan in plans]
 
-    def run(self, one: Text, attend: Attend, num_tokens: int, where: str) -> Tensor:
-        """Runs forward and backward; returns the rank's part of the loss. num_tokens: that the loss is the mean of."""
-        part = self._forward(one, attend, num_tokens, where)
+    def run(self, one: Text, attend: Attend, num_labels: int, where: str) -> Tensor:
+        """Runs forward and backward; returns the rank's part of the loss. num_labels: that the loss is the mean of."""
+        part = self._forward(one, attend, num_labels, where)
         self.engine.pace.spend(float(self.job.cost.head_seconds(np.array([len(one.tokens)]))[0]))
         part.backward()
         return part.detach()
@@ -78,7 +78,7 @@ class Passes:
         pair = programs_of(self.engine, plan, self.rank, self.job.cost, self.job.is_paced)
         return lambda q, k, v, where: Attention.apply(q, k, v, self.engine, pair, where)
 
-    def _forward(self, one: Text, run: Attend, num_tokens: int, where: str) -> Tensor:
+    def _forward(self, one: Text, run: Attend, num_labels: int, where: str) -> Tensor:
         board, network = self.engine.board, self.parameters.network
         tokens, positions, targets = (
             torch.from_numpy(x).to(self.device) for x in (one.tokens, one.positions, one.targets)
@@ -91,5 +91,5 @@ class Passes:
 
         board.say(where)
         counted = None if one.counted is None else torch.from_numpy(one.counted).to(self.device)
-        part: Tensor = network(tokens, positions, targets, attend, num_tokens, counted)
+        part: Tensor = network(tokens, positions, targets, attend, num_labels, counted)
         return part

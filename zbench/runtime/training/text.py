@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zbench.describe.arrays import Flags
 from zbench.describe.batch import Batch
 from zbench.interfaces.protocols import Workload
 from zbench.plans.plan import Ints, Plan
@@ -21,7 +22,7 @@ _SURPRISES = 0.25  # share of made tokens that do not follow from the one before
 @dataclass(frozen=True, slots=True)
 class Text:
     """The tokens of a rank: tokens, positions (inside the sequence), targets (the next token): int64 [T], in the rank's
-    order of rows. counted: int64, the rows of the batch's own tokens, which the loss counts; None: all."""
+    order of rows. counted: int64, the rows of the batch's own tokens whose labels count; None: all."""
 
     tokens: Ints
     positions: Ints
@@ -61,13 +62,29 @@ def rank_tokens(plan: Plan, rank: int, workload: Workload, batch: Batch, vocab: 
     follows = [np.append(tokens[1:], END) for tokens in found]
     spans = list(zip(place.tolist(), start.tolist(), stop.tolist(), strict=True))
     nothing = [np.zeros(0, np.int64)]
-    own = [np.arange(begin, end) < plan.own_lengths[at] for at, begin, end in zip(seq, start, stop, strict=True)]
+    flags = _counting(plan, batch, which)
+    counted = [] if flags is None else [flags[at][start:stop] for at, start, stop in spans]
     return Text(
         np.concatenate(nothing + [found[at][start:stop] for at, start, stop in spans]),
         np.concatenate(nothing + [np.arange(start, stop) for _, start, stop in spans]),
         np.concatenate(nothing + [follows[at][start:stop] for at, start, stop in spans]),
-        None if plan.padding is None else np.flatnonzero(np.concatenate([np.zeros(0, bool), *own])),
+        None if flags is None else np.flatnonzero(np.concatenate([np.zeros(0, bool), *counted])),
     )
+
+
+def _counting(plan: Plan, batch: Batch, which: Ints) -> list[Flags] | None:
+    """Returns, of a plan's sequences `which`, whether the label of each token counts, those of padding do not; None
+    where all do."""
+    counts = batch.counts_of_sequences
+    if plan.padding is None and counts is None:
+        return None
+    found = []
+    for at in which.tolist():
+        flags = np.zeros(int(plan.lengths[at]), bool)
+        own = int(plan.own_lengths[at])
+        flags[:own] = True if counts is None else counts[int(plan.sequences[at])]
+        found.append(flags)
+    return found
 
 
 def _made(batch: Batch, sequence: int, vocab: int) -> Ints:

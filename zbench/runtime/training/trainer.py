@@ -144,7 +144,7 @@ class Trainer:
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         for number, (one, attend) in enumerate(zip(texts, attends, strict=True)):
             self.parameters.begin(last=number == len(texts) - 1)
-            loss += self.passes.run(one, attend, batch.num_tokens, f"{where}, micro-batch {number}")
+            loss += self.passes.run(one, attend, batch.counted_labels, f"{where}, micro-batch {number}")
         return loss
 
     def _reduce(self, loss: Tensor, where: str) -> None:

@@ -103,11 +103,11 @@ class Transformer(nn.Module):
         positions: Tensor,
         targets: Tensor,
         attend: Attend,
-        num_tokens: int,
+        num_labels: int,
         counted: Tensor | None = None,
     ) -> Tensor:
-        """Returns the sum of the next-token cross-entropy of these tokens over `num_tokens`, those of the whole global
-        batch.
+        """Returns the sum of the next-token cross-entropy of these tokens over `num_labels`, those that count of the
+        whole global batch.
 
         tokens, positions (inside the sequence), targets: int64 [T]. counted: int64, the rows whose loss counts; None:
         all. Returns a scalar, float32 or float64.
@@ -123,7 +123,7 @@ class Transformer(nn.Module):
             x, targets = x[counted], targets[counted]
         head = self.embedding if self.head is None else self.head
         total: Tensor = CrossEntropy.apply(Norm.apply(x, self.norm, self.fused), head, targets, self.fused)
-        return total / num_tokens
+        return total / num_labels
 
 
 class DecoderLayer(nn.Module):

@@ -46,12 +46,13 @@ def nothing_open(steps: ProvenSteps, batch: Batch, plans: tuple[Plan, ...]) -> O
 
 @dataclass(frozen=True)
 class WorkerStep:
-    """A worker's own part of a batch: its plans, what was chosen for them, their step, and its tokens."""
+    """A worker's own part of a batch: its plans, what was chosen for them, their step, and its labels that
+    count."""
 
     plans: tuple[Plan, ...]
     chosen: OwnChoice
     step: Step
-    tokens: int
+    labels: int
 
 
 @dataclass(frozen=True)
@@ -146,8 +147,8 @@ class WorkerSteps:
             if not mine:
                 found.append(None)
                 continue
-            chosen, tokens = self.choose(self.own, batch, mine), sum(int(plan.own_lengths.sum()) for plan in mine)
-            found.append(WorkerStep(mine, chosen, chosen.steps.of(batch, mine), tokens))
+            chosen, labels = self.choose(self.own, batch, mine), sum(batch.labels_in(plan.sequences) for plan in mine)
+            found.append(WorkerStep(mine, chosen, chosen.steps.of(batch, mine), labels))
         return found
 
     def end(self, fragment: int, kind: str) -> FragmentEnd:
