@@ -10,6 +10,7 @@ from zbench.describe.degrees import NESTED
 from zbench.describe.exchanges import NONE, ExchangeOverlap
 from zbench.describe.expert_schedule import DRAWN, FLAT, LINA, PLANNED, SEQUENTIAL, WITH_LAYER, Experts
 from zbench.describe.job import TRAINING, RolloutJob
+from zbench.describe.layers.on_hosts import ACROSS_STEPS, AFTER_BACKWARD, AS_GRADIENTS_COME
 from zbench.describe.model import NONE as NOWHERE
 from zbench.describe.model import RECOMPUTE, WHOLE
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, bracketed
@@ -115,10 +116,10 @@ class TrainingStrategy:
                 "zero1, zero2 or zero3"
             )
         memory = self.memory
-        if memory.rests_on_hosts:
+        if memory.optimizer_on_hosts and memory.host_updates == ACROSS_STEPS:
             raise ValueError(
-                f"{memory.told_of_hosts}; with {sync} optimizer state and parameters are averaged where GPUs have "
-                f"them, so it takes {NOWHERE}, inputs or activations"
+                f"memory.host_updates is {memory.host_updates}; with {sync} a round's average is of parameters that all "
+                f"of its steps have updated, so it takes {AS_GRADIENTS_COME} or {AFTER_BACKWARD}"
             )
 
     def _check_job(self) -> None:

@@ -19,7 +19,7 @@ from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import OPTIMIZER_BYTES, Cost
 from zbench.cost.loss import moved_bytes
 from zbench.cost.matmul import matmul_seconds
-from zbench.describe.arrays import Floats, Ints
+from zbench.describe.arrays import Flags, Floats, Ints
 from zbench.plans.plan import Plan
 from zbench.simulator.steps.computes.attends import AttendSeconds
 from zbench.simulator.steps.computes.sizes import Sizes
@@ -33,6 +33,7 @@ from zbench.simulator.steps.computes.terms import (
     term_rows,
 )
 from zbench.simulator.steps.computes.works import GRADIENT, STRAIGHT, Works, works
+from zbench.step.formula import Formula
 from zbench.step.operations import COMPUTE
 
 _OF_CPUS = ("adam", "attend", "attend_d", "contribute", "outer", "take")  # functions that may be at a host memory
