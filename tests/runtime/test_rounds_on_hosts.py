@@ -2,18 +2,21 @@
 of the same rounds with all on GPUs, to the bit, also from a checkpoint on, and every byte is the steps' own."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.runtime.test_conformance import MODEL
-from tests.runtime.test_rounds import ADAMW, DENSE_FIRST, MOE, one_thread, simulated, streamed, trained
+from tests.runtime.test_rounds import ADAMW, DENSE_FIRST, MOE, WORKLOAD, one_thread, simulated, streamed, trained
 from tests.runtime.test_step_executor import cost_of
 from tests.step.test_optimizer_on_hosts import HOST
 from zbench.cost.cost import Cost
-from zbench.cost.job import make_cost
+from zbench.cost.job import make_cost, worker_cost
 from zbench.describe.expert_schedule import USUAL_EXPERTS, Experts
 from zbench.describe.sync import CO2, DILOCO, SLOWMO, STREAMING_DILOCO, RoundSync
+from zbench.interfaces.dealt import WorkerPlans
+from zbench.runtime.step_executor import Torch
 from zbench.systems.ring import Ring
 from zbench.systems.zeppelin.planner import Zeppelin
 
@@ -70,7 +73,7 @@ CASES: dict[str, Any] = {
         {"expert_parallel": 2},
         {**STATE, "parameter_layers": "all"},
     ),
-    "diloco, parameters of two layers, state of one": (
+    "diloco, parameters of the first two layers, state of the last two": (
         cost_of(2, 2, THREE, sharding="zero3"),
         RoundSync(DILOCO, 2, "node", lr=0.7, momentum=0.9),
         Zeppelin,
@@ -94,6 +97,37 @@ def test_losses_are_those_with_all_on_gpus(case: str) -> None:
     assert same == parts
     assert [one.loss for one in found] == [one.loss for one in plain]
     played, experts = streamed if sync.method == STREAMING_DILOCO else simulated, strategy.get("experts", USUAL_EXPERTS)
-    model = cost.model if cost.model.num_experts > 1 else cost.model
-    assert [one.loss for one in found] == pytest.approx(played(sync, ADAMW, parts, model, experts), rel=1e-12)
+    assert [one.loss for one in found] == pytest.approx(played(sync, ADAMW, parts, cost.model, experts), rel=1e-12)
     assert all(one.checks["bytes"] >= 0 for one in found)
+
+
+@pytest.mark.parametrize(
+    ("sync", "what"),
+    [
+        (RoundSync(CO2, 3, "rank", momentum=0.4, penalty="gap_aware"), STATE),
+        (
+            RoundSync(STREAMING_DILOCO, 3, "node", momentum=0.4, fragments=2, delay=2, mixing=0.5),
+            {**STATE, "optimizer_layers": 1, "parameter_layers": 1},
+        ),
+    ],
+    ids=lambda one: getattr(one, "method", ""),
+)
+def test_a_run_goes_on_in_the_midst_of_a_round_to_the_bit(
+    sync: RoundSync, what: dict[str, Any], tmp_path: Path
+) -> None:
+    """A checkpoint has what is in host memory: parameters, moments, outer parameters and their momentum; with averages
+    under way on GPUs beside them."""
+    cost = on_hosts(cost_of(2, 2 if sync.worker == "node" else 1, sharding="zero3"), what)
+    system, folder = WorkerPlans(Ring(worker_cost(cost, sync)), 2), str(tmp_path / "checkpoint")
+
+    def losses(steps: range, **settings: Any) -> list[float | None]:
+        executor = Torch(cost, WORKLOAD, seed=3, warmup=1, sync=sync, optimizer=dict(ADAMW), **settings)
+        try:
+            assert executor.start().first_step == steps.start
+            batches = [WORKLOAD.batch(step) for step in steps]
+            return [executor.step(one, system.plan(one)).loss for one in batches]
+        finally:
+            executor.stop()
+
+    whole = losses(range(7), checkpoint_every=4, checkpoint=folder)
+    assert losses(range(4, 7), resume=folder) == whole[4:]

@@ -19,7 +19,6 @@ from zbench.cost.cost import Cost
 from zbench.cost.job import worker_cost
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
-from zbench.describe.layers.on_hosts import NOWHERE
 from zbench.describe.sync import NODE
 from zbench.interfaces.result import StepResult, kept_rows
 from zbench.plans.plan import Plan
@@ -63,14 +62,6 @@ class PlayedRounds:
     @cached_property
     def _played(self) -> dict[int, PlayedStep]:
         return {}
-
-    @cached_property
-    def _on_gpus(self) -> WorkerSteps:
-        """The steps with all parameters and optimizer state on GPUs, of which ends are played beside those on hosts."""
-        model = self.steps.model
-        if not model.rests_on_hosts:
-            return self.steps
-        return replace(self.steps, model=replace(model, offload=NOWHERE, parameter_layers=NOWHERE))
 
     def end(self, step: Step) -> PlayedStep:
         """Returns the end of a round, played; fragments of as many layers share one."""
@@ -184,8 +175,7 @@ class PlayedRounds:
 
     def _ended(self, result: StepResult, end: RoundEnd) -> StepResult:
         """Returns a step's result with what follows it."""
-        kinds = (NOW, end.kind)
-        every, own = (self.end(self._on_gpus.end(end.fragment, kind).step) for kind in kinds)
+        every, own = (self.end(self.steps.end(end.fragment, kind, False).step) for kind in (NOW, end.kind))
         phases, busy = PHASES[end.kind], every.busy["compute"]
         whole = float(busy.max())
         moving, sends, meets = every.seconds - whole, REDUCED in phases, TAKEN in phases

@@ -152,12 +152,13 @@ class WorkerSteps:
             found.append(WorkerStep(mine, chosen, chosen.steps.of(batch, mine), tokens))
         return found
 
-    def end(self, fragment: int, kind: str) -> FragmentEnd:
+    def end(self, fragment: int, kind: str, on_hosts: bool = True) -> FragmentEnd:
         """Returns what a fragment's round ends with, proven. Of as many fragments every so manieth layer is of one, as
         Streaming DiLoCo has it; what is outside the layers is averaged with the first fragment. kind: one of
-        zbench.step.passes.rounds.outer_step.PHASES."""
+        zbench.step.passes.rounds.outer_step.PHASES. on_hosts: with what the model has in host memory there, or all on
+        GPUs, to compare with."""
         layers = tuple(range(fragment, self.model.num_layers, self.sync.fragments))
-        return FragmentEnd(fragment, self._made(kind, layers, fragment == 0), layers)
+        return FragmentEnd(fragment, self._made(kind, layers, fragment == 0, on_hosts), layers)
 
     @property
     def whole(self) -> Step:
@@ -165,20 +166,21 @@ class WorkerSteps:
         used late the first, which leaves it under way."""
         return self._made(FIRST if self.sync.age else NOW, tuple(range(self.model.num_layers)), True)
 
-    def _made(self, kind: str, layers: tuple[int, ...], outside: bool) -> Step:
+    def _made(self, kind: str, layers: tuple[int, ...], outside: bool, on_hosts: bool = True) -> Step:
         """Returns an end of a round, proven. layers: the numbers that its own have in the model."""
         model, dense = self.model, sum(layer < self.model.dense_layers for layer in layers)
-        counts = dense, len(layers) - dense
-        on_hosts = HostLayers(model.num_layers, model.layers_updated_on_hosts, model.parameters_on_hosts)
-        key = kind, counts, outside, tuple(map(on_hosts.of_layer, layers))
+        counts, there = (dense, len(layers) - dense), (model.layers_updated_on_hosts, model.parameters_on_hosts)
+        resting = HostLayers(model.num_layers, *(there if on_hosts else (0, 0)))
+        uses_hosts = on_hosts and any(there)
+        key = kind, counts, outside, uses_hosts, tuple(map(resting.of_layer, layers))
         if key not in self._known:
             step = outer_step(model, self.parameters, kind, outside, counts)
-            if model.rests_on_hosts:
-                step = outer_on_hosts(step, on_hosts, layers, self.gpus[1])
+            if uses_hosts:
+                step = outer_on_hosts(step, resting, layers, self.gpus[1])
             prove_step(step)
             self._known[key] = step
         return self._known[key]
 
     @cached_property
-    def _known(self) -> dict[tuple[str, tuple[int, int], bool, tuple[OnHosts, ...]], Step]:
+    def _known(self) -> dict[tuple[str, tuple[int, int], bool, bool, tuple[OnHosts, ...]], Step]:
         return {}
