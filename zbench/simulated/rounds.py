@@ -158,8 +158,8 @@ class PlayedRounds:
 
     @cached_property
     def resting(self) -> Any:
-        """The bytes of every GPU and every worker's host memory beside the worker's step: outer parameters and momentum,
-        and averages under way, where these are most."""
+        """The bytes of every GPU and every worker's host memory beside the worker's step: outer parameters and
+        momentum, and averages under way, where these are most."""
         steps, sync = self.steps, self.steps.sync
         outer = self._held(steps.whole, "pm")
         second = range(sync.steps, 2 * sync.steps)  # the first round has fewer under way
@@ -168,7 +168,8 @@ class PlayedRounds:
         return outer + max(late, key=lambda one: int(np.max(one)))
 
     def _held(self, step: Step, names: str) -> Any:
-        """Returns the bytes that every place has of tensors of a round's end, by the letter before a parameter's name."""
+        """Returns the bytes that every place has of tensors of a round's end, by the letter before a parameter's
+        name."""
         weights = {*self.steps.parameters.of_layers, *self.steps.parameters.outside}
         held = self.end(step).memory.held.items()
         return np.sum([value for name, value in held if name[0] in names and name[1:] in weights], axis=0)

@@ -1,5 +1,5 @@
-"""The end of a round with state or parameters in host memory: proven by two walks, of every shape of workers, layers and
-fragments; what it sends to and from hosts, where things rest, and what is refused."""
+"""The end of a round with state or parameters in host memory: proven by two walks, of every shape of workers, layers
+and fragments; what it sends to and from hosts, where things rest, and what is refused."""
 
 from dataclasses import replace
 

@@ -119,13 +119,13 @@ class TrainingStrategy:
         for key, value in (("optimizer", memory.optimizer_layers), ("parameter", memory.parameter_layers)):
             if value == CHOSEN:
                 raise ValueError(
-                    f"memory.{key}_layers is {value}; with {sync} each worker has a step and host memory of its own, and "
-                    f"such numbers are chosen by a step of all GPUs, so it takes a number or {ALL_LAYERS}"
+                    f"memory.{key}_layers is {value}; with {sync} each worker has a step and host memory of its own, "
+                    f"and such numbers are chosen by a step of all GPUs, so it takes a number or {ALL_LAYERS}"
                 )
         if memory.optimizer_on_hosts and memory.host_updates == ACROSS_STEPS:
             raise ValueError(
-                f"memory.host_updates is {memory.host_updates}; with {sync} a round's average is of parameters that all "
-                f"of its steps have updated, so it takes {AS_GRADIENTS_COME} or {AFTER_BACKWARD}"
+                f"memory.host_updates is {memory.host_updates}; with {sync} a round's average is of parameters that "
+                f"all of its steps have updated, so it takes {AS_GRADIENTS_COME} or {AFTER_BACKWARD}"
             )
 
     def _check_job(self) -> None:

@@ -39,13 +39,13 @@ def check_host(model: Model, cluster: Cluster, workers: int = 1) -> None:
         )
     need, room = resting_bytes(model, cluster, workers), cluster.host_memory
     if room is not None and need > room:
-        whose, instead = "a node's share of the parameters and the optimizer state that are there", "more nodes, or fewer"
+        whose, instead = "a node's share of the parameters and the optimizer state that are there", "more nodes, or "
         if workers > 1:
-            whose, instead = "what a worker has there of parameters, optimizer state and outer parameters", "fewer"
+            whose, instead = "what a worker has there of parameters, optimizer state and outer parameters", ""
         raise ValueError(
             f"cluster.host_memory is {room / 2**30:,.1f} GiB{' a worker' if workers > 1 else ''}; "
-            f"{model.told_of_hosts}, and {whose} of {model.name} is {need / 2**30:,.1f} GiB: use {instead} layers on "
-            "hosts"
+            f"{model.told_of_hosts}, and {whose} of {model.name} is {need / 2**30:,.1f} GiB: use {instead}fewer layers "
+            "on hosts"
         )
 
 

@@ -34,8 +34,8 @@ _OF_PARAMETER = ("", "s", "d", "p", "m", "c")  # before its name: itself, and wh
 
 
 def outer_on_hosts(step: Step, layers: HostLayers, numbers: Sequence[int], worker_gpus: int) -> Step:
-    """Returns the end of a round of workers of so many GPUs each, with what `layers` says in host memory. numbers: those
-    that the step's layers have in the model."""
+    """Returns the end of a round of workers of so many GPUs each, with what `layers` says in host memory. numbers:
+    those that the step's layers have in the model."""
     num_hosts, layout = step.num_gpus // worker_gpus, step.layouts[0]
     sizes = {one.name: len(one) for one in layout.indices}
     lists = ListTable.of(layout.lists, sizes, step.num_gpus + num_hosts)
