@@ -196,8 +196,8 @@ class PlayedRounds:
             self.elapsed[:] = slowest
         told = moving * sends
         spent = {name: np.array(values) for name, values in result.seconds_for.items()}
-        idle = {waits_for: computing - busy}  # a GPU without a part of the norms computes less than others
-        idle["waiting_rank"] = waited + idle.get("waiting_rank", 0.0)
+        idle = {"waiting_rank": waited}
+        idle[waits_for] = idle.get(waits_for, 0.0) + computing - busy  # one without a part of norms computes less
         for name, more in (("optimizer", busy), ("waiting_gradients", exposed), *idle.items()):
             spent[name] = spent.get(name, 0.0) + more + np.zeros(self.steps.gpus[0])
         sent = {name: sizes for name, sizes in own.nic_tx.items() if sizes.any()}

@@ -95,8 +95,8 @@ class RoundRank(SteppingRank):
         if shares:
             number = parts.layout.number[SHARE]
             share = torch.tensor([shares[self.worker]], dtype=DTYPES[self.model.lse_bytes], device=self.device)
-            for one in self.outer.stores.values():  # that of host memory, too
-                one.put(parts.key(number, 0), Slab.of(parts.formats[number], (self.worker,), (0,), (share,)))
+            for of in self.outer.stores.values():  # that of host memory, too
+                of.put(parts.key(number, 0), Slab.of(parts.formats[number], (self.worker,), (0,), (share,)))
         messages = self.outer.machine.messages
         for one in messages.ends:
             one.traffic = Traffic()
