@@ -210,7 +210,7 @@ class HostItems:
         found, last, firsts = Rows(), dict[int, Rows](), self.layers.firsts
         has_gradients, updated = self.layers.begun or not begins, self.layers.begun
         for first, after in pairwise([*firsts, self.layers.num_layers]):
-            kind_of, mine = alike(self.layers.of_layer(first)), dict[int, Rows]()
+            kind_of, mine = of_one_kind(self.layers.of_layer(first)), dict[int, Rows]()
             for row in self.entries(items, kind_of, True).rows():
                 is_state = self.is_weight(row[0]) or self.is_state(row[0])
                 if not updated and is_state and self.kind(row[0], 0, kind_of).gradients:
@@ -299,7 +299,7 @@ class HostItems:
         return found
 
 
-def alike(kind: OnHosts) -> KindOf:
+def of_one_kind(kind: OnHosts) -> KindOf:
     """Returns that layers at every offset are of a kind."""
     return lambda _: kind
 

@@ -24,7 +24,7 @@ import numpy as np
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import COMPUTE, MOVE, SEND, Operations, operation_row
-from zbench.step.passes.memory.at_hosts import HostItems, HostLayers, KindOf, OnHosts, Rows, alike
+from zbench.step.passes.memory.at_hosts import HostItems, HostLayers, KindOf, OnHosts, Rows, of_one_kind
 from zbench.step.passes.memory.by_layers import by_layers
 from zbench.step.passes.rounds.outer_step import SHARE
 from zbench.step.template import Items, Step, Template
@@ -110,7 +110,7 @@ class _OuterItems:
         firsts = [at for at in range(len(kinds)) if at == 0 or kinds[at] != kinds[at - 1]]
         for first, after in pairwise([*firsts, len(kinds)]):
             mine = dict[int, Rows]()
-            for row in self.entries(items, alike(kinds[first])):
+            for row in self.entries(items, of_one_kind(kinds[first])):
                 mine.setdefault(row[0], []).append(row)
             for tensor, rows in mine.items():
                 one = self.of.layout.tensors[tensor]
