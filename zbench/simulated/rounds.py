@@ -22,7 +22,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.sync import NODE
 from zbench.interfaces.result import StepResult, kept_rows
 from zbench.plans.plan import Plan
-from zbench.simulated.drawn_rows import expert_rows
+from zbench.simulated.drawn_rows import expert_rows, played_rows
 from zbench.simulated.open_choices import told_of_workers
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.simulator.steps.play import PlayedStep, play_step
@@ -96,8 +96,8 @@ class PlayedRounds:
         which = np.concatenate([plan.sequences for plan in one.plans])
         documents = None if batch.documents is None else batch.documents[which]
         own = replace(batch, lengths=batch.lengths[which], documents=documents, rollouts=None)
-        cost = self.own_cost
-        return self.told(own, one.plans, play_step(one.step, plans_of_layouts(one.plans), cost.gpus), cost)
+        cost, step = self.own_cost, played_rows(one.chosen.steps, one.step, batch, one.plans)
+        return self.told(own, one.plans, play_step(step, plans_of_layouts(one.plans), cost.gpus), cost)
 
     def _together(self, found: Sequence[StepResult | None]) -> StepResult:
         """Returns the result of all workers' steps, its seconds 0, bound and rows of experts those of one. Those

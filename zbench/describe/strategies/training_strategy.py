@@ -8,7 +8,7 @@ from typing import Any
 from zbench.describe.checks import CHOSEN
 from zbench.describe.degrees import NESTED
 from zbench.describe.exchanges import NONE, ExchangeOverlap
-from zbench.describe.expert_schedule import DRAWN, FLAT, LINA, PLANNED, SEQUENTIAL, WITH_LAYER, Experts
+from zbench.describe.expert_schedule import FLAT, LINA, PLANNED, SEQUENTIAL, WITH_LAYER, Experts
 from zbench.describe.job import TRAINING, RolloutJob
 from zbench.describe.layers.on_hosts import ACROSS_STEPS, AFTER_BACKWARD, AS_GRADIENTS_COME
 from zbench.describe.model import NONE as NOWHERE
@@ -94,11 +94,6 @@ class TrainingStrategy:
                     f"parallel.{key} is {degree}; with {sync} a worker's GPUs share its sequences, shards and experts "
                     "alone, so it takes 1"
                 )
-        if experts.routing != DRAWN:
-            raise ValueError(
-                f"experts.routing is {experts.routing}; with {sync} workers have steps of their own, in which experts "
-                f"are drawn, so it takes {DRAWN}"
-            )
         if experts.exchanges.reduces_between:
             instead = " and another schedule, as experts=pipemoe" if experts.schedule == LINA else ""
             raise ValueError(
