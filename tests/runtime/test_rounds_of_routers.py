@@ -1,5 +1,5 @@
-"""Training in rounds on processes where routers choose experts: losses are those of workers in one process, whose routers
-choose by their own parameters, and every byte is what steps say of what was chosen."""
+"""Training in rounds on processes where routers choose experts: losses are those of workers in one process, whose
+routers choose by their own parameters, and every byte is what steps say of what was chosen."""
 
 from dataclasses import replace
 from typing import Any
@@ -63,6 +63,8 @@ def test_experts_choose_tokens_of_their_own_worker() -> None:
     cost, sync = cost_of(2, 2, replace(MOE, gate="softmax_all"), sharding="zero2"), RoundSync(SLOWMO, 2, "node")
     experts = Experts(routing=EXPERT_CHOICE, capacity=1, padded=True)
     found, _ = trained(cost, sync, ADAMW, Zeppelin, 4, expert_parallel=2, experts=experts)
-    assert all(one.checks["bytes"] >= 0 and 0 < one.expert_rows["kept"] <= 1 for one in found)
+    assert all(one.checks["bytes"] >= 0 for one in found)
+    kept = [one.expert_rows["kept"] for one in found]
+    assert [one for one in kept if not 1 <= one < 1.2] == []  # seats are rounded up, GPU by GPU
     assert found[0].loss != found[-1].loss
     assert not any("experts" in one.nic_tx_for for one in found)

@@ -196,10 +196,11 @@ class PlayedRounds:
             self.elapsed[:] = slowest
         told = moving * sends
         spent = {name: np.array(values) for name, values in result.seconds_for.items()}
-        idle = {"waiting_rank": waited}
-        idle[waits_for] = idle.get(waits_for, 0.0) + computing - busy  # one without a part of norms computes less
-        for name, more in (("optimizer", busy), ("waiting_gradients", exposed), *idle.items()):
-            spent[name] = spent.get(name, 0.0) + more + np.zeros(self.steps.gpus[0])
+        nothing = np.zeros(self.steps.gpus[0])
+        parts: dict[str, Floats] = {"optimizer": busy, "waiting_gradients": exposed + nothing, "waiting_rank": waited}
+        parts[waits_for] = parts.get(waits_for, nothing) + computing - busy  # a GPU without a part of norms has less
+        for name, more in parts.items():
+            spent[name] = spent.get(name, nothing) + more
         sent = {name: sizes for name, sizes in own.nic_tx.items() if sizes.any()}
         names = dict.fromkeys((*result.nic_tx_for, *sent))
         none = np.zeros(len(result.nic_tx_bytes), np.int64)
