@@ -28,8 +28,9 @@ def test_every_system_plays_rounds_or_is_refused_in_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("worker", ["node", "rank"])
-def test_dense_layers_chosen_chunks_and_hosts_are_played(worker: str) -> None:
-    checked = RoundCombinations(["zeppelin"], experts=True, hosts=True)
+@pytest.mark.parametrize("optimizer", [False, True])
+def test_dense_layers_chosen_chunks_and_hosts_are_played(worker: str, optimizer: bool) -> None:
+    checked = RoundCombinations(["zeppelin"], experts=True, hosts=True, optimizer=optimizer)
     verdict = checked.check("zeppelin", "slowmo", worker, SOME)
     assert (verdict.played, verdict.fault, verdict.refused) == (len(SOME), "", "")
 

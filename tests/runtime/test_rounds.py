@@ -19,7 +19,7 @@ from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost, worker_cost
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import UNCUT
-from zbench.describe.expert_schedule import USUAL_EXPERTS, Experts
+from zbench.describe.expert_schedule import DRAWN, USUAL_EXPERTS, Experts
 from zbench.describe.model import Model
 from zbench.describe.sync import CO2, DILOCO, LOCAL_SGD, SLOWMO, STREAMING_DILOCO, RoundSync
 from zbench.interfaces.dealt import WorkerPlans
@@ -80,9 +80,12 @@ class Worker:
         self.weights, self.optimizer, self.steps, self.tokens = dict(weights), AdamW(**optimizer), 0, 0
         self.moments, self.model = {name: (value * 0, value * 0) for name, value in weights.items()}, model
 
-    def step(self, text: Sequence[Any], routes: Sequence[Any] = (), counts: Sequence[Any] | None = None) -> float:
-        """Trains on sequences; returns the sum of their labels' losses. routes: the experts of their tokens; counts:
-        which labels of each count, None: all."""
+    def step(
+        self, text: Sequence[Any], routes: Sequence[Any] | None = (), counts: Sequence[Any] | None = None
+    ) -> float:
+        """Trains on sequences; returns the sum of their labels' losses. routes: the experts of their tokens, None where
+        routers choose them; counts: which labels of each count, None: all."""
+        routes = routed(self.model, self.weights, text) if routes is None else routes
         self.steps, count = self.steps + 1, int(sum(map(len if counts is None else np.sum, counts or text)))
         none = DenseGradients(0.0, {name: value * 0 for name, value in self.weights.items()})
         found = dense_gradients(self.model, self.weights, text, routes, counts=counts) if count else none
@@ -94,10 +97,24 @@ class Worker:
         return found.loss
 
 
-def chosen(batch: Batch, model: Model, experts: Experts, which: Sequence[int]) -> list[Any]:
-    """The experts of the tokens of some of a batch's sequences, as one GPU with all of it draws them."""
+def routed(model: Model, weights: Weights, text: Sequence[Any]) -> list[Any]:
+    """The experts that routers choose for the tokens of sequences, layer after layer, as a layer's experts change the
+    logits of those behind it."""
+    found = [np.zeros((model.num_layers, len(one), model.experts_per_token), np.int64) for one in text]
+    for layer in range(model.dense_layers, model.num_layers):
+        logits = dense_gradients(model, weights, text, found).router_logits
+        for routes, one in zip(found, logits, strict=True):
+            routes[layer] = one[layer].topk(model.experts_per_token).indices
+    return found
+
+
+def chosen(batch: Batch, model: Model, experts: Experts, which: Sequence[int]) -> list[Any] | None:
+    """The experts of the tokens of some of a batch's sequences, as one GPU with all of it draws them; None where
+    routers choose."""
     if model.num_experts == 1:
         return []
+    if experts.routing != DRAWN:
+        return None
     plans = Ring(cost_of(1, 1, model)).plan(batch)
     law = ExpertParallel.chosen(1, 1, experts, 1).of(batch)
     routes = routes_of(tokens_of(parts_of_layouts(plans, model, 1, law, UNCUT)))

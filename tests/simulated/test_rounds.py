@@ -11,6 +11,7 @@ from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost, worker_cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
+from zbench.describe.expert_schedule import DRAWN, TOKEN_CHOICE, Experts
 from zbench.describe.sync import CO2, LOCAL_SGD, STREAMING_DILOCO, RoundSync
 from zbench.interfaces.dealt import WorkerPlans
 from zbench.interfaces.result import StepResult
@@ -148,6 +149,24 @@ def test_outer_parameters_take_memory() -> None:
     for length in batch(0).lengths.tolist():
         mine = Batch(np.array([length], np.int64), 0, 0)
         assert max(plain.peak_bytes) > Simulated(own).step(mine, Ring(own).plan(mine)).peak_bytes[0]
+
+
+def test_rows_of_a_draw_are_played_where_routers_choose() -> None:
+    """Without a capacity they are those that experts drawn before have; counts go before them."""
+    cost, found = cost_of(2, 2), list[list[StepResult]]()
+    model = replace(MODEL, ffn_hidden=16, num_experts=4, experts_per_token=2, sharding="none")
+    cost = make_cost(cost.cluster, model, pipelines=False)
+    for routing in (DRAWN, TOKEN_CHOICE):
+        sync, experts = RoundSync(LOCAL_SGD, 2, "node"), Experts(routing=routing)
+        executor, system = Simulated(cost, sync=sync, expert_parallel=2, experts=experts), Ring(worker_cost(cost, sync))
+        executor.start()
+        found.append([executor.step(batch(at), WorkerPlans(system, 2).plan(batch(at))) for at in range(2)])
+    drawn, chosen = found
+    assert [one.expert_rows.get("drawn") for one in chosen] == [1.0, 1.0]
+    assert [one.expert_rows for one in drawn] == [{}, {}]
+    for one, other in zip(drawn, chosen, strict=True):
+        assert 0.9 < other.seconds / one.seconds < 1.2
+        assert other.nic_tx_bytes == one.nic_tx_bytes  # of a round's end alone
 
 
 def test_a_worker_without_sequences_is_idle() -> None:

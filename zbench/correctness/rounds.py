@@ -47,7 +47,8 @@ EXPERTS = (
     "+model.dense_layers=1",
     "+model.dense_ffn_hidden=192",
 )
-HOSTS = ("recompute=selective", "memory.offload=activations", "memory.offload_layers=auto")
+HOSTS = ("recompute=selective", "memory.offload_layers=auto")
+STATE = ("sharding=zero1", "memory.optimizer_layers=1")
 _SENTENCE = re.compile(r"[a-z][\w.]* is [^\n]+[;,] [^\n]+")
 
 
@@ -80,17 +81,18 @@ def main(arguments: Sequence[str]) -> int:
         help="a model with four experts in all layers but the first, over a node's GPUs, in chunks that are chosen",
     )
     parser.add_argument("--hosts", action="store_true", help="activations of as many layers on hosts as have to be")
+    parser.add_argument("--optimizer", action="store_true", help="optimizer state of some layers on hosts, ZeRO-1")
     parser.add_argument("--out", type=Path, help="keep what was found in this file, and go on from there")
     parser.add_argument("--markdown", action="store_true", help="a table of systems by choices, for a document")
     asked = parser.parse_args(list(arguments))
     names = list(choices("system")) if asked.systems is None else asked.systems.split(",")
     for name in (one for one in names if one not in choices("system")):
         raise ValueError(f"--systems has {name!r}; it takes names of {', '.join(choices('system'))}")
-    settings = {"experts": asked.experts, "hosts": asked.hosts}
+    settings = {"experts": asked.experts, "hosts": asked.hosts, "optimizer": asked.optimizer}
     ledger = None if asked.out is None else Ledger(asked.out, {"sources": source_digest(), **settings})
     found: list[RoundVerdict] = []
     try:
-        checked = RoundCombinations(names, asked.experts, asked.hosts)
+        checked = RoundCombinations(names, **settings)
         every = checked.combinations(asked.all)
         with Meter(len(every), unit="combination") as meter:
             for one in every:
@@ -116,10 +118,15 @@ def _found_before(ledger: Ledger | None, system: str, sync: str, worker: str) ->
 
 class RoundCombinations:
     """Reads conf/ once and makes a run's parts from it. systems: names of conf/system. experts: whether the model has
-    some, which workers with several GPUs have on these. hosts: whether activations wait in host memory."""
+    some, which workers with several GPUs have on these. hosts: whether activations wait in host memory. optimizer:
+    whether the optimizer state of some layers, and of the head, is there."""
 
-    def __init__(self, systems: Sequence[str], experts: bool = False, hosts: bool = False) -> None:
-        given = [*CLUSTER, *(EXPERTS if experts else ()), *(HOSTS if hosts else ())]
+    def __init__(
+        self, systems: Sequence[str], experts: bool = False, hosts: bool = False, optimizer: bool = False
+    ) -> None:
+        given = [*CLUSTER, *(EXPERTS if experts else ()), *(HOSTS if hosts else ()), *(STATE if optimizer else ())]
+        words = [word for word, is_there in (("activations", hosts), ("optimizer", optimizer)) if is_there]
+        given += [f"memory.offload={'_and_'.join(words)}"] if words else []
         self.experts = experts
         with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
             self.systems = {name: compose("config", [f"system={name}", *given]) for name in systems}

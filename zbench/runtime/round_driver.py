@@ -20,7 +20,7 @@ from zbench.runtime.processes.fleet import Fleet
 from zbench.runtime.steps.device_seconds import DeviceSeconds, Seconds
 from zbench.runtime.steps.tokens import TokenParts, tokens_of
 from zbench.runtime.worker_clocks import StepClock, WorkerClocks
-from zbench.step.byte_law import stated_bytes
+from zbench.step.byte_law import chosen_rows, stated_bytes
 from zbench.step.passes.rounds.order import round_ends, under_way
 from zbench.step.passes.rounds.worker_steps import FragmentEnd, WorkerStep, WorkerSteps
 from zbench.step.template import Step
@@ -92,14 +92,16 @@ class RoundDriver:
         """Runs a step of every worker, and the round's end where it is the last of its round. noted: whether ranks tell
         part by part what they did."""
         found = self.steps.of(batch, plans)
-        reports, ended = self._local(batch, found, True, noted), 0.0
+        reports, ended, each = self._local(batch, found, True, noted), 0.0, self.steps.gpus[1]
         ran = [
-            RanPart(one.step, worker * self.steps.gpus[1], reports[worker * self.steps.gpus[1] :][: self.steps.gpus[1]])
+            RanPart(one.step, worker * each, reports[worker * each :][:each])
             for worker, one in enumerate(found)
             if one is not None
         ]
         clock = None if self.clocks is None else self.clocks.step(reports)
-        stated = [dict(one) for worker in found for one in self._stated(worker)]
+        stated = [
+            dict(one) for at, worker in enumerate(found) for one in self._stated(worker, reports[at * each :][:each])
+        ]
         for labels, (worker, one) in product(self.labels, enumerate(found)):
             labels[worker] += 0 if one is None else one.labels
         late = set(under_way(self.steps.sync, batch.step))
@@ -140,9 +142,11 @@ class RoundDriver:
         seconds = self.modelled[0].of(one.step, one.plans)
         return one.step, tokens_of(one.chosen.steps.parts(batch, one.plans)), seconds
 
-    def _stated(self, worker: WorkerStep | None) -> list[dict[str, Sizes]]:
-        """Returns the bytes of a worker's GPUs, by queue."""
-        return [{}] * self.steps.gpus[1] if worker is None else stated_bytes(worker.step)
+    def _stated(self, worker: WorkerStep | None, reports: Sequence[StepReport]) -> list[dict[str, Sizes]]:
+        """Returns the bytes of a worker's GPUs, by queue. reports: of these, what its routers chose among them."""
+        if worker is None:
+            return [{}] * self.steps.gpus[1]
+        return stated_bytes(worker.step, chosen_rows(one.rows for one in reports) or None)
 
 
 @dataclass(frozen=True)

@@ -224,10 +224,7 @@ class Torch:
         if trace is not None:
             write_measured_steps(trace, self.cost.gpus.cluster, [RanPart(step, 0, reports)], is_one_machine())
         result = chosen.told(self.result(batch, reports, checked), batch, plans)
-        rows = routed_rows(self.experts, self.cost.gpus.model, batch, reports) or result.expert_rows
-        if (kept := kept_rows(rows)) != 1:
-            result = replace(result, bound_seconds=step_bound_seconds(batch, self.cost, kept))
-        return replace(result, expert_rows=rows)
+        return self._with_rows(result, batch, reports)
 
     def finish(self) -> dict[str, Any]:
         """Runs what the last step has left to update, where CPUs update across steps; returns what the record's end
@@ -281,6 +278,13 @@ class Torch:
         zbench.runtime.step_measured.whole_step_result."""
         return whole_step_result(batch, self.cost, reports, checks, clock, self.nic_counters)
 
+    def _with_rows(self, result: StepResult, batch: Batch, reports: Sequence[StepReport]) -> StepResult:
+        """Returns a result with the rows that routers chose, and the bound that follows."""
+        rows = routed_rows(self.experts, self.cost.gpus.model, batch, reports) or result.expert_rows
+        if (kept := kept_rows(rows)) != 1:
+            result = replace(result, bound_seconds=step_bound_seconds(batch, self.cost, kept))
+        return replace(result, expert_rows=rows)
+
     def _open(self, rank: str, job: StepJob) -> Fleet:
         """Starts the ranks. rank: what each is, as of zbench.runtime.driver.open_fleet."""
         if self.nic_counters:
@@ -306,6 +310,7 @@ class Torch:
         if trace is not None:
             write_measured_steps(trace, self.cost.gpus.cluster, ran.parts, is_one_machine())
         found = told_of_workers(self.result(batch, ran.reports, checked, ran.clock), batch, ran.workers)
+        found = self._with_rows(found, batch, ran.reports)
         return replace(found, phases=dict(found.phases) | ({"round_end": ran.ended} if ran.ended else {}))
 
     def checked(self, batch: Batch, step: Step, reports: Sequence[StepReport]) -> dict[str, float]:

@@ -19,7 +19,6 @@ from zbench.describe.expert_schedule import DROPLESS, USUAL_EXPERTS, Experts
 from zbench.describe.overlap import FLAT, LAYER, StepOverlap
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS
 from zbench.describe.sync import EVERY, RoundSync
-from zbench.describe.units import in_bytes
 from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import NOT_ON_NVLINK, StepResult, kept_rows
 from zbench.plans.plan import ATTEND, Plan
@@ -37,6 +36,7 @@ from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.simulator.steps.least.ceiling import step_ceiling_seconds
 from zbench.simulator.steps.play import LAYERS, PlayedStep, play_layers, play_parts, play_step
 from zbench.step.operations import QUEUES
+from zbench.step.passes.memory.host_memory import checked_host_bytes
 from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.rounds.worker_steps import WorkerSteps
@@ -273,13 +273,7 @@ class Simulated:
             ValueError: they are more than it has.
         """
         cluster, model = self.cost.gpus.cluster, self.cost.gpus.model
-        found, room = memory.of_nodes(cluster), cluster.host_memory
-        if room is not None and found.max(initial=0) > room:
-            raise ValueError(
-                f"cluster.host_memory is {in_bytes(room)}; {model.told_of_hosts}, with which a node needs "
-                f"{in_bytes(found.max())} of it: use more nodes, fewer tokens, or memory.offload=none"
-            )
-        return [int(one) for one in found]
+        return checked_host_bytes(memory.of_nodes(cluster), model, cluster)
 
     def bound_seconds(self, batch: Batch, rows: float | None = None) -> float:
         """Returns the seconds of a step that no plan of a batch can beat. rows: of experts that have a token, over

@@ -22,10 +22,11 @@ from zbench.describe.batch import Batch
 from zbench.describe.sync import NODE
 from zbench.interfaces.result import StepResult, kept_rows
 from zbench.plans.plan import Plan
-from zbench.simulated.drawn_rows import expert_rows
+from zbench.simulated.drawn_rows import expert_rows, played_rows
 from zbench.simulated.open_choices import told_of_workers
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.simulator.steps.play import PlayedStep, play_step
+from zbench.step.passes.memory.host_memory import checked_host_bytes
 from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.step.passes.rounds.order import RoundEnd, round_ends, under_way
 from zbench.step.passes.rounds.outer_step import NOW, PHASES, REDUCED, TAKEN
@@ -95,14 +96,14 @@ class PlayedRounds:
         which = np.concatenate([plan.sequences for plan in one.plans])
         documents = None if batch.documents is None else batch.documents[which]
         own = replace(batch, lengths=batch.lengths[which], documents=documents, rollouts=None)
-        cost = self.own_cost
-        return self.told(own, one.plans, play_step(one.step, plans_of_layouts(one.plans), cost.gpus), cost)
+        cost, step = self.own_cost, played_rows(one.chosen.steps, one.step, batch, one.plans)
+        return self.told(own, one.plans, play_step(step, plans_of_layouts(one.plans), cost.gpus), cost)
 
     def _together(self, found: Sequence[StepResult | None]) -> StepResult:
         """Returns the result of all workers' steps, its seconds 0, bound and rows of experts those of one. Those
         without tokens are idle."""
         ranks, some = self.steps.gpus[1], next(one for one in found if one is not None)
-        resting = [int(value) for value in self.resting.reshape(len(found), ranks).max(axis=0)]
+        resting = [int(value) for value in self.resting[: self.steps.gpus[0]].reshape(len(found), ranks).max(axis=0)]
         nothing = [0.0] * ranks
 
         def joined(values: Callable[[StepResult], Any], idle: Any = nothing) -> list[Any]:
@@ -130,7 +131,7 @@ class PlayedRounds:
             nic_rx_bytes=nic_rx,
             nvlink_bytes=sum(one.nvlink_bytes for one in found if one is not None),
             peak_bytes=peak,
-            host_bytes=self._of_nodes(joined(lambda one: one.host_bytes, [0] * len(some.host_bytes))),
+            host_bytes=self._host_bytes(joined(lambda one: one.host_bytes, [0] * len(some.host_bytes))),
             out_of_memory=max(peak) > some.capacity_bytes,
             phases={name: max(one.phases[name] for one in found if one is not None) for name in some.phases},
             seconds_for={
@@ -140,15 +141,25 @@ class PlayedRounds:
             nic_tx_for={name: sizes for name, sizes in nic_tx_for.items() if any(sizes)},
         )
 
-    def _of_nodes(self, host_bytes: Sequence[int]) -> list[int]:
-        """Returns the bytes in every node's host memory. host_bytes: of every worker's part of one."""
-        each = 1 if self.steps.sync.worker == NODE else self.cost.gpus.cluster.gpus_per_node
-        return [sum(host_bytes[at : at + each]) for at in range(0, len(host_bytes), each)]
+    def _host_bytes(self, own: Sequence[int]) -> list[int]:
+        """Returns the most bytes in every node's host memory: beside workers' steps outer parameters and momentum rest
+        there, and when a round ends more may be there than in any step. own: of every worker's step.
+
+        Raises:
+            ValueError: they are more than a node has.
+        """
+        if not own:
+            return []
+        cluster, found = self.cost.gpus.cluster, np.array(own, np.int64)
+        if self.steps.model.rests_on_hosts:
+            ends = self.end(self.steps.whole).memory.peak[self.steps.gpus[0] :]
+            found = np.maximum(found + self.resting[self.steps.gpus[0] :], ends)
+        return checked_host_bytes(found.reshape(cluster.num_nodes, -1).sum(axis=1), self.steps.model, cluster)
 
     @cached_property
     def resting(self) -> Any:
-        """The bytes of every GPU beside its worker's step: outer parameters and momentum, and averages under way, where
-        these are most."""
+        """The bytes of every GPU and every worker's host memory beside the worker's step: outer parameters and
+        momentum, and averages under way, where these are most."""
         steps, sync = self.steps, self.steps.sync
         outer = self._held(steps.whole, "pm")
         second = range(sync.steps, 2 * sync.steps)  # the first round has fewer under way
@@ -157,19 +168,24 @@ class PlayedRounds:
         return outer + max(late, key=lambda one: int(np.max(one)))
 
     def _held(self, step: Step, names: str) -> Any:
-        """Returns the bytes that every GPU has of tensors of a round's end, by the letter before a parameter's name."""
+        """Returns the bytes that every place has of tensors of a round's end, by the letter before a parameter's
+        name."""
         weights = {*self.steps.parameters.of_layers, *self.steps.parameters.outside}
         held = self.end(step).memory.held.items()
         return np.sum([value for name, value in held if name[0] in names and name[1:] in weights], axis=0)
 
     def _ended(self, result: StepResult, end: RoundEnd) -> StepResult:
         """Returns a step's result with what follows it."""
-        every, own = (self.end(self.steps.end(end.fragment, kind).step) for kind in (NOW, end.kind))
+        every, own = (self.end(self.steps.end(end.fragment, kind, False).step) for kind in (NOW, end.kind))
         phases, busy = PHASES[end.kind], every.busy["compute"]
         whole = float(busy.max())
         moving, sends, meets = every.seconds - whole, REDUCED in phases, TAKEN in phases
         busy = busy if sends and meets else own.busy["compute"]
-        computing = float(busy.max())
+        computing, waits_for = float(busy.max()), "waiting_rank"
+        if self.steps.model.rests_on_hosts:
+            on_hosts = self.end(self.steps.end(end.fragment, end.kind).step)
+            computing += max(0.0, on_hosts.seconds - own.seconds)
+            busy, waits_for = on_hosts.busy["compute"], "waiting_host"
         exposed = moving if end.kind == NOW else self.late.pop(end.fragment, 0.0)
         self._pass(computing + exposed)
         if end.is_late:
@@ -180,9 +196,11 @@ class PlayedRounds:
             self.elapsed[:] = slowest
         told = moving * sends
         spent = {name: np.array(values) for name, values in result.seconds_for.items()}
-        idle = waited + computing - busy  # a GPU without a part of the norms computes less than others
-        for name, more in (("optimizer", busy), ("waiting_gradients", exposed), ("waiting_rank", idle)):
-            spent[name] = spent.get(name, 0.0) + more + np.zeros(self.steps.gpus[0])
+        nothing = np.zeros(self.steps.gpus[0])
+        parts: dict[str, Floats] = {"optimizer": busy, "waiting_gradients": exposed + nothing, "waiting_rank": waited}
+        parts[waits_for] = parts.get(waits_for, nothing) + computing - busy  # a GPU without a part of norms has less
+        for name, more in parts.items():
+            spent[name] = spent.get(name, nothing) + more
         sent = {name: sizes for name, sizes in own.nic_tx.items() if sizes.any()}
         names = dict.fromkeys((*result.nic_tx_for, *sent))
         none = np.zeros(len(result.nic_tx_bytes), np.int64)

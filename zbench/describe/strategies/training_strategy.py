@@ -8,8 +8,9 @@ from typing import Any
 from zbench.describe.checks import CHOSEN
 from zbench.describe.degrees import NESTED
 from zbench.describe.exchanges import NONE, ExchangeOverlap
-from zbench.describe.expert_schedule import DRAWN, FLAT, LINA, PLANNED, SEQUENTIAL, WITH_LAYER, Experts
+from zbench.describe.expert_schedule import FLAT, LINA, PLANNED, SEQUENTIAL, WITH_LAYER, Experts
 from zbench.describe.job import TRAINING, RolloutJob
+from zbench.describe.layers.on_hosts import ACROSS_STEPS, AFTER_BACKWARD, AS_GRADIENTS_COME
 from zbench.describe.model import NONE as NOWHERE
 from zbench.describe.model import RECOMPUTE, WHOLE
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, bracketed
@@ -93,11 +94,6 @@ class TrainingStrategy:
                     f"parallel.{key} is {degree}; with {sync} a worker's GPUs share its sequences, shards and experts "
                     "alone, so it takes 1"
                 )
-        if experts.routing != DRAWN:
-            raise ValueError(
-                f"experts.routing is {experts.routing}; with {sync} workers have steps of their own, in which experts "
-                f"are drawn, so it takes {DRAWN}"
-            )
         if experts.exchanges.reduces_between:
             instead = " and another schedule, as experts=pipemoe" if experts.schedule == LINA else ""
             raise ValueError(
@@ -115,10 +111,16 @@ class TrainingStrategy:
                 "zero1, zero2 or zero3"
             )
         memory = self.memory
-        if memory.rests_on_hosts:
+        for key, value in (("optimizer", memory.optimizer_layers), ("parameter", memory.parameter_layers)):
+            if value == CHOSEN:
+                raise ValueError(
+                    f"memory.{key}_layers is {value}; with {sync} each worker has a step and host memory of its own, "
+                    f"and such numbers are chosen by a step of all GPUs, so it takes a number or {ALL_LAYERS}"
+                )
+        if memory.optimizer_on_hosts and memory.host_updates == ACROSS_STEPS:
             raise ValueError(
-                f"{memory.told_of_hosts}; with {sync} optimizer state and parameters are averaged where GPUs have "
-                f"them, so it takes {NOWHERE}, inputs or activations"
+                f"memory.host_updates is {memory.host_updates}; with {sync} a round's average is of parameters that "
+                f"all of its steps have updated, so it takes {AS_GRADIENTS_COME} or {AFTER_BACKWARD}"
             )
 
     def _check_job(self) -> None:

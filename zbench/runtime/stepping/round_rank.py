@@ -61,7 +61,7 @@ class RoundRank(SteppingRank):
         self.board.say("drawing parameters")
         prepared = PreparedStep.of(step, self.rank, self.outer.machine, (), ())
         self.outer.begin(prepared, InitialWeights(self.model, self.job.seed))
-        self.runner.stores = {self.process: self.outer.stores[self.rank]}
+        self.runner.stores = {self._own_place(place): store for place, store in self.outer.stores.items()}
 
     def local_step(self, batch: Batch, train: bool, noted: bool, own: OwnStep | None) -> StepReport:
         """Runs this rank's part of its worker's step. own: that step, its tokens and the seconds of its computes; None
@@ -95,7 +95,8 @@ class RoundRank(SteppingRank):
         if shares:
             number = parts.layout.number[SHARE]
             share = torch.tensor([shares[self.worker]], dtype=DTYPES[self.model.lse_bytes], device=self.device)
-            store.put(parts.key(number, 0), Slab.of(parts.formats[number], (self.worker,), (0,), (share,)))
+            for of in self.outer.stores.values():  # that of host memory, too
+                of.put(parts.key(number, 0), Slab.of(parts.formats[number], (self.worker,), (0,), (share,)))
         messages = self.outer.machine.messages
         for one in messages.ends:
             one.traffic = Traffic()
@@ -134,6 +135,12 @@ class RoundRank(SteppingRank):
         self.board.resume()
 
     # -- inside ---------------------------------------------------------------------------------------
+    def _own_place(self, place: int) -> int:
+        """Returns the place of a worker's own step that is a place of all workers: a GPU, or the worker's host
+        memory."""
+        num_gpus, each = self.job.cost.gpus.cluster.num_ranks, self.job.worker_gpus
+        return place % each if place < num_gpus else each
+
     def _prepared_end(self, end: FragmentEnd, seconds: Seconds = ()) -> PreparedStep:
         return PreparedStep.of(end.step, self.rank, self.outer.machine, (), (), end.layers, seconds)
 
@@ -161,7 +168,7 @@ class RoundRank(SteppingRank):
         self, batch: Batch, step: Step, tokens: tuple[TokenParts, ...], update: Update, seconds: Seconds = ()
     ) -> PreparedStep:
         found = super()._prepared(batch, step, tokens, update, seconds)
-        for place in found.places:  # host memory, which has nothing between two steps
+        for place in found.places:  # host memory, of which nothing may be there between two steps
             self.runner.stores.setdefault(place, Store(self.device))
         self.resting = self.resting or Resting.before(found)
         return found

@@ -113,7 +113,7 @@ class ProvenSteps:
         if self.cluster is not None:
             check_room(parameters, max(laid.layers_of_stages), self.cluster.device.memory_bytes)
         if self.cluster is not None and model.uses_hosts:
-            check_host(model, self.cluster)
+            check_host(model, self.cluster, self.workers)
 
     def _check_collectives(self, places: int) -> None:
         """Refuses collectives in two levels where there is one level. places: of a stage."""
@@ -260,7 +260,7 @@ class ProvenSteps:
             most = [model.offloaded_layers(model.num_layers)] * (len(sent) or len(step.layouts))
             layers = most if self.offloaded is None else self.offloaded
             step = with_host_memory(step, model, self.cluster.gpus_per_node, layers, sent, self.begun)
-            check_host_room(step, model, self.cluster)
+            check_host_room(step, model, self.cluster, self.workers)
         return step
 
     def forwards(self, plans: Sequence[Plan]) -> Step:

@@ -19,7 +19,7 @@ from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import OPTIMIZER_BYTES, Cost
 from zbench.cost.loss import moved_bytes
 from zbench.cost.matmul import matmul_seconds
-from zbench.describe.arrays import Floats, Ints
+from zbench.describe.arrays import Flags, Floats, Ints
 from zbench.plans.plan import Plan
 from zbench.simulator.steps.computes.attends import AttendSeconds
 from zbench.simulator.steps.computes.sizes import Sizes
@@ -33,8 +33,10 @@ from zbench.simulator.steps.computes.terms import (
     term_rows,
 )
 from zbench.simulator.steps.computes.works import GRADIENT, STRAIGHT, Works, works
+from zbench.step.formula import Formula
 from zbench.step.operations import COMPUTE
 
+_OF_CPUS = ("adam", "attend", "attend_d", "contribute", "outer", "take")  # functions that may be at a host memory
 _HEAD_MATMULS = 3  # over which the loss's passes through memory are spread: logits, and both gradients
 
 
@@ -47,9 +49,8 @@ def compute_seconds(sizes: Sizes, plan: Plan | None, cost: Cost, num_hosts: int 
         ValueError: a template has attention and no plan, or something else than an update is at a host memory.
     """
     layout, ops = sizes.layout, sizes.ops
-    functions = [one.terms[0].function for one in layout.formulas]
     hosts = ops[(ops[:, 0] == COMPUTE) & (ops[:, 2] >= cost.cluster.num_ranks), 1]
-    wrong = [number for number in np.unique(hosts).tolist() if functions[number] not in ("adam", "attend", "attend_d")]
+    wrong = [number for number in np.unique(hosts).tolist() if not _is_of_cpus(layout.formulas[number])]
     if wrong:
         raise ValueError(f"a compute of {layout.formulas[wrong[0]]} is at a host memory; updates alone may be there")
     if len(hosts) and cost.cluster.host_adam_bandwidth is None:
@@ -66,6 +67,12 @@ def compute_seconds(sizes: Sizes, plan: Plan | None, cost: Cost, num_hosts: int 
     elif sizes.attends:
         raise ValueError(f"template {sizes.attends[0][0].name} has attention; it takes the plan of its micro-batch")
     return found
+
+
+def _is_of_cpus(formula: Formula) -> bool:
+    """Returns whether a formula may be computed at a host memory: an update, of a round's end too, or a copy."""
+    (one, *more) = formula.terms
+    return one.function in _OF_CPUS or (not one.function and len(one.operands) == 1 and not more)
 
 
 def _by_rows(sizes: Sizes, of: Works) -> Iterator[tuple[Ints | None, Floats]]:
@@ -112,18 +119,21 @@ class _Terms:
         if len(sorting):
             elements = self.rows[sorting].sum(axis=1) * model.hidden
             found[sorting] += each[sorting] * elements / device.copy_bandwidth
-        found += each * (of.passed / model.element_bytes) * of.meeting / device.copy_bandwidth
-        found += self.terms.starts[of.row] * device.kernel_seconds
+        passing, is_at_host = self._bandwidth(of.op)
+        found += each * (of.passed / model.element_bytes) * of.meeting / passing
+        found += np.where(is_at_host, 0, self.terms.starts[of.row] * device.kernel_seconds)
         updates = np.flatnonzero(kind == UPDATE)
         if len(updates):
-            found[updates] = OPTIMIZER_BYTES * of.elements[updates] / self._update_bandwidth(of.op[updates])
+            found[updates] = OPTIMIZER_BYTES * of.elements[updates] / passing[updates]
         return found
 
-    def _update_bandwidth(self, ops: Ints) -> Floats:
-        """Returns the bytes/s with which operations update parameters: a GPU's, or that of a host memory's CPUs."""
+    def _bandwidth(self, ops: Ints) -> tuple[Floats, Flags]:
+        """Returns the bytes/s with which operations pass through memory, a GPU's or that at which a host memory's CPUs
+        update parameters, and whether they are at a host memory, which starts no kernels."""
         cluster = self.cost.cluster
         hosts = self.sizes.ops[ops, 2] >= cluster.num_ranks
-        return np.where(hosts, (cluster.host_adam_bandwidth or 1.0) / self.hosts, cluster.device.copy_bandwidth)
+        rate = (cluster.host_adam_bandwidth or 1.0) / self.hosts
+        return np.where(hosts, rate, cluster.device.copy_bandwidth), hosts
 
     def _matmuls(self, mine: Ints, kind: Ints) -> Floats:
         """Returns the seconds of matmuls: of tokens with a parameter, or of tokens with tokens to a parameter's

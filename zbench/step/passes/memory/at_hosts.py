@@ -124,12 +124,12 @@ class HostItems:
         gradients a step begins with have been updated before."""
         needs, leaves = (self.entries(items, kind_of) for items in (template.needs, template.leaves))
         resting = {key for key in _at_home_alone(template.needs) if self.is_weight(key[0])}
-        away = {key for key in resting if self._kind(*key, kind_of).parameters}
+        away = {key for key in resting if self.kind(*key, kind_of).parameters}
         old = {(row[0], row[1]): row[6] for row in template.needs.rows()}
         updated = {(row[0], row[1]) for row in template.leaves.rows() if row[6] != old.get((row[0], row[1]), row[6])}
         before, after = Rows(), Rows()
         for tensor, layer in sorted(away):
-            if (tensor, layer) in updated and self._kind(tensor, layer, kind_of).state:
+            if (tensor, layer) in updated and self.kind(tensor, layer, kind_of).state:
                 continue  # it is updated where it is
             before += self._copies(tensor, layer, False, 0)
             after += self._copies(tensor, layer, True, 1) if (tensor, layer) in updated else []
@@ -146,7 +146,7 @@ class HostItems:
         """Returns entries of a contract, parameters that were updated before in the version after that."""
         rows = items.rows()
         for row in rows:
-            if self.is_weight(row[0]) and self._kind(row[0], row[1], kind_of).gradients:
+            if self.is_weight(row[0]) and self.kind(row[0], row[1], kind_of).gradients:
                 row[6] += 1
         return Items.of(rows)
 
@@ -159,18 +159,18 @@ class HostItems:
             else:
                 named = [(int(row[1]), int(row[7]))]
             weights = [(tensor, layer) for tensor, layer in named if self.is_weight(tensor)]
-            row[9] += any(self._kind(tensor, layer, kind_of).gradients for tensor, layer in weights)
+            row[9] += any(self.kind(tensor, layer, kind_of).gradients for tensor, layer in weights)
         return Operations.of_tables([table])
 
     def _copies(self, tensor: int, layer: int, to_host: bool, version: int) -> Rows:
         """Returns the copies of what each GPU has of a parameter at home, from its host or to it."""
         found = Rows()
-        for gpu, cells in self._by_place(tensor, self.homes_of(tensor)):
+        for gpu, cells in self.by_place(tensor, self.homes_of(tensor)):
             ends = (gpu, self.host(gpu)) if to_host else (self.host(gpu), gpu)
             found.append(operation_row(SEND, tensor, ends, cells, "host", layer, version=version))
         return found
 
-    def _kind(self, tensor: int, layer: int, kind_of: KindOf) -> OnHosts:
+    def kind(self, tensor: int, layer: int, kind_of: KindOf) -> OnHosts:
         """Returns what rests in host memory of a parameter, or whose state a tensor is."""
         one = self.layout.tensors[tensor]
         if one.layers != NONE:
@@ -190,7 +190,7 @@ class HostItems:
         for row in items.rows():
             tensor, layer = row[0], row[1]
             is_state, is_weight = self.is_state(tensor), self.is_weight(tensor)
-            kind = self._kind(tensor, layer, kind_of) if is_state or is_weight else NOTHING
+            kind = self.kind(tensor, layer, kind_of) if is_state or is_weight else NOTHING
             if not (is_state and kind.state) and not (is_weight and kind.parameters and (tensor, layer) in alone):
                 found.append(row)
             if not (kind.state or (is_weight and kind.parameters)):
@@ -200,7 +200,7 @@ class HostItems:
                     found.append([tensor, layer, self.lists.number(PLACE, [self.host(place)]), *row[3:5], 0, row[6], 0])
             elif (tensor, layer) not in seen:
                 seen.add((tensor, layer))
-                for host, cells in self._by_place(tensor, self._hosts(tensor)):
+                for host, cells in self.by_place(tensor, self._hosts(tensor)):
                     found.append([tensor, layer, self.lists.number(PLACE, [host]), *cells, 0, row[6], 0])
         return Items.of(found)
 
@@ -210,16 +210,16 @@ class HostItems:
         found, last, firsts = Rows(), dict[int, Rows](), self.layers.firsts
         has_gradients, updated = self.layers.begun or not begins, self.layers.begun
         for first, after in pairwise([*firsts, self.layers.num_layers]):
-            kind_of, mine = _alike(self.layers.of_layer(first)), dict[int, Rows]()
+            kind_of, mine = of_one_kind(self.layers.of_layer(first)), dict[int, Rows]()
             for row in self.entries(items, kind_of, True).rows():
                 is_state = self.is_weight(row[0]) or self.is_state(row[0])
-                if not updated and is_state and self._kind(row[0], 0, kind_of).gradients:
+                if not updated and is_state and self.kind(row[0], 0, kind_of).gradients:
                     row[6] = 0  # its first update is the next step's
                 mine.setdefault(row[0], []).append(row)
             for tensor in [one for one in mine if has_gradients and self.is_weight(one)]:
                 gradient = self.gradient_of(tensor)
                 name = self.layout.tensors[gradient].name
-                if self._kind(tensor, 0, kind_of).gradients:
+                if self.kind(tensor, 0, kind_of).gradients:
                     there = [row for row in mine[tensor] if self.is_at_host(row)]
                     for row in there:
                         cells = self.cells_of_gradient(tensor, row[3:5])
@@ -250,7 +250,7 @@ class HostItems:
                 continue
             first, last = one.layers_of(0, len(every) - 1, self.leading)
             is_all = set(range(first, last + 1)) <= set(carried)
-            if is_all if one.layers != NONE else self._kind(at, 0, read.of_layer).gradients:
+            if is_all if one.layers != NONE else self.kind(at, 0, read.of_layer).gradients:
                 unread.add(self.layout.tensors[self.gradient_of(at)].name)
         return tuple(replace(one, hops=0) if one.name in unread else one for one in self.layout.tensors)
 
@@ -284,7 +284,7 @@ class HostItems:
         one = self.layout.tensors[tensor]
         return self.homes.get(one.name, one.home).reshape(self.layout.shape(tensor))
 
-    def _by_place(self, tensor: int, places: Ints) -> list[tuple[int, list[int]]]:
+    def by_place(self, tensor: int, places: Ints) -> list[tuple[int, list[int]]]:
         """Returns the places and the lists of cells of a tensor. places: of its cells, -1 of those that are left."""
         axes, found = self.layout.tensors[tensor].axes, list[tuple[int, list[int]]]()
         for one in np.unique(places[places >= 0]).tolist():
@@ -299,7 +299,7 @@ class HostItems:
         return found
 
 
-def _alike(kind: OnHosts) -> KindOf:
+def of_one_kind(kind: OnHosts) -> KindOf:
     """Returns that layers at every offset are of a kind."""
     return lambda _: kind
 

@@ -12,7 +12,7 @@ from zbench.step.operations import SEND
 from zbench.step.passes.memory.at_hosts import HostLayers
 from zbench.step.passes.memory.kept_on_hosts import with_kept_on_hosts
 from zbench.step.passes.memory.optimizer_on_hosts import with_optimizer_on_hosts
-from zbench.step.passes.parameters.zero import MOMENT_BYTES
+from zbench.step.passes.parameters.zero import GRADIENT_BYTES, MOMENT_BYTES
 from zbench.step.template import Step, Template
 
 
@@ -20,9 +20,10 @@ class HostFull(ValueError):
     """A node's host memory has no room for what a step has there."""
 
 
-def check_host(model: Model, cluster: Cluster) -> None:
+def check_host(model: Model, cluster: Cluster, workers: int = 1) -> None:
     """Refuses what a model has in host memory where nothing says how much there is, its links, or how fast it is
-    updated, and optimizer state that is more. cluster: of GPUs.
+    updated, and optimizer state that is more. cluster: of GPUs. workers: that train apart in rounds, each on such a
+    cluster.
 
     Raises:
         ValueError: the cluster's yaml does not say it, or there is too little.
@@ -36,29 +37,50 @@ def check_host(model: Model, cluster: Cluster) -> None:
             f"cluster.{lacks[0]} is not given; {model.told_of_hosts}, which takes it{link}{others}, as "
             "cluster=h100_4x8 has"
         )
-    need, room = resting_bytes(model, cluster), cluster.host_memory
+    need, room = resting_bytes(model, cluster, workers), cluster.host_memory
     if room is not None and need > room:
+        whose, instead = "a node's share of the parameters and the optimizer state that are there", "more nodes, or "
+        if workers > 1:
+            whose, instead = "what a worker has there of parameters, optimizer state and outer parameters", ""
         raise ValueError(
-            f"cluster.host_memory is {in_bytes(room)}; {model.told_of_hosts}, and a node's share of the "
-            f"parameters and the optimizer state that are there of {model.name} is {in_bytes(need)}: use more "
-            "nodes, or fewer layers on hosts"
+            f"cluster.host_memory is {in_bytes(room)}{' a worker' if workers > 1 else ''}; {model.told_of_hosts}, and "
+            f"{whose} of {model.name} is {in_bytes(need)}: use {instead}fewer layers on hosts"
         )
 
 
-def resting_bytes(model: Model, cluster: Cluster) -> int:
-    """Returns the bytes of optimizer state and parameters that rest in a node's host memory. cluster: of GPUs."""
+def resting_bytes(model: Model, cluster: Cluster, workers: int = 1) -> int:
+    """Returns the bytes of optimizer state and parameters that rest in a node's host memory. cluster: of GPUs. workers:
+    that train apart in rounds, each on such a cluster and with its part of the outer parameters and their momentum."""
     state = max(MOMENT_BYTES, 3 * model.element_bytes) * model.params_updated_on_hosts
-    return (state + model.element_bytes * model.params_held_by_hosts) // cluster.num_nodes
+    outer = 2 * max(GRADIENT_BYTES, model.element_bytes) * model.params_updated_on_hosts // workers
+    rests = state + model.element_bytes * model.params_held_by_hosts + (outer if workers > 1 else 0)
+    return rests // cluster.num_nodes
 
 
-def check_host_room(step: Step, model: Model, cluster: Cluster) -> None:
-    """Refuses what layers keep for which a node's host memory has no room. step: with it on hosts; cluster: of GPUs.
+def checked_host_bytes(found: Ints, model: Model, cluster: Cluster) -> list[int]:
+    """Returns the most bytes in every node's host memory, int64 [nodes], as a list. cluster: of GPUs.
+
+    Raises:
+        ValueError: they are more than it has.
+    """
+    room = cluster.host_memory
+    if room is not None and found.max(initial=0) > room:
+        raise ValueError(
+            f"cluster.host_memory is {in_bytes(room)}; {model.told_of_hosts}, with which a node needs "
+            f"{in_bytes(found.max())} of it: use more nodes, fewer tokens, or memory.offload=none"
+        )
+    return [int(one) for one in found]
+
+
+def check_host_room(step: Step, model: Model, cluster: Cluster, workers: int = 1) -> None:
+    """Refuses what layers keep for which a node's host memory has no room. step: with it on hosts; cluster: of GPUs;
+    workers: as of check_host.
 
     Raises:
         HostFull: it has none.
     """
     assert cluster.host_memory is not None, "check_host has refused it"
-    state, what = resting_bytes(model, cluster), "activations" if model.activations_on_hosts else "inputs"
+    state, what = resting_bytes(model, cluster, workers), "activations" if model.activations_on_hosts else "inputs"
     for sizes, layers in zip(*sent_to_hosts(step, cluster.gpus_per_node), strict=True) if model.layers_on_hosts else ():
         need, count = int(sizes.max()), int(layers[sizes.argmax()])
         if need + state > cluster.host_memory:

@@ -13,8 +13,10 @@ from zbench.describe.sync import RoundSync
 from zbench.describe.units import with_noun
 from zbench.plans.plan import Plan
 from zbench.plans.workers import plans_of_worker
+from zbench.step.passes.memory.at_hosts import HostLayers, OnHosts
 from zbench.step.passes.proven import ProvenSteps, zero_of
 from zbench.step.passes.rounds.order import prove_ages
+from zbench.step.passes.rounds.outer_on_hosts import outer_on_hosts
 from zbench.step.passes.rounds.outer_step import FIRST, NOW, OuterParameters, outer_step
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.proof.prove import prove_step
@@ -151,29 +153,35 @@ class WorkerSteps:
             found.append(WorkerStep(mine, chosen, chosen.steps.of(batch, mine), labels))
         return found
 
-    def end(self, fragment: int, kind: str) -> FragmentEnd:
+    def end(self, fragment: int, kind: str, on_hosts: bool = True) -> FragmentEnd:
         """Returns what a fragment's round ends with, proven. Of as many fragments every so manieth layer is of one, as
         Streaming DiLoCo has it; what is outside the layers is averaged with the first fragment. kind: one of
-        zbench.step.passes.rounds.outer_step.PHASES."""
+        zbench.step.passes.rounds.outer_step.PHASES. on_hosts: with what the model has in host memory there, or all on
+        GPUs, to compare with."""
         layers = tuple(range(fragment, self.model.num_layers, self.sync.fragments))
-        dense = sum(layer < self.model.dense_layers for layer in layers)
-        return FragmentEnd(fragment, self._made(kind, (dense, len(layers) - dense), fragment == 0), layers)
+        return FragmentEnd(fragment, self._made(kind, layers, fragment == 0, on_hosts), layers)
 
     @property
     def whole(self) -> Step:
         """The end of a round of all parameters together, of which one after the other is done; with an average that is
         used late the first, which leaves it under way."""
-        dense = self.model.dense_layers
-        return self._made(FIRST if self.sync.age else NOW, (dense, self.model.num_layers - dense), True)
+        return self._made(FIRST if self.sync.age else NOW, tuple(range(self.model.num_layers)), True)
 
-    def _made(self, kind: str, layers: tuple[int, int], outside: bool) -> Step:
-        """Returns an end of a round, proven. layers: dense ones before others, and these others."""
-        key = kind, layers, outside
+    def _made(self, kind: str, layers: tuple[int, ...], outside: bool, on_hosts: bool = True) -> Step:
+        """Returns an end of a round, proven. layers: the numbers that its own have in the model."""
+        model, dense = self.model, sum(layer < self.model.dense_layers for layer in layers)
+        counts, there = (dense, len(layers) - dense), (model.layers_updated_on_hosts, model.parameters_on_hosts)
+        resting = HostLayers(model.num_layers, *(there if on_hosts else (0, 0)))
+        uses_hosts = on_hosts and any(there)
+        key = kind, counts, outside, uses_hosts, tuple(map(resting.of_layer, layers))
         if key not in self._known:
-            self._known[key] = outer_step(self.model, self.parameters, kind, outside, layers)
-            prove_step(self._known[key])
+            step = outer_step(model, self.parameters, kind, outside, counts)
+            if uses_hosts:
+                step = outer_on_hosts(step, resting, layers, self.gpus[1])
+            prove_step(step)
+            self._known[key] = step
         return self._known[key]
 
     @cached_property
-    def _known(self) -> dict[tuple[str, tuple[int, int], bool], Step]:
+    def _known(self) -> dict[tuple[str, tuple[int, int], bool, bool, tuple[OnHosts, ...]], Step]:
         return {}
