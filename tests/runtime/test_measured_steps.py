@@ -109,11 +109,11 @@ def test_operations_are_those_of_a_simulated_trace_and_bytes_those_of_the_record
 
 @pytest.mark.parametrize("method", ["diloco", "co2"])
 def test_rounds_have_workers_steps_and_what_they_end_with(method: str, tmp_path: Path) -> None:
-    """Of a round of one step: what is averaged is the record's as well, also what is under way when the step ends."""
+    """Of a round of one step: what is averaged is the record's as well, also what is under way when the step ends. The
+    operations are those of a simulated trace."""
     cost = cost_of(2, 2, sharding="zero1")
-    result = measured(
-        cost, tmp_path / "m.json", sync=RoundSync(method, 1, "node", penalty="constant" if method == "co2" else "none")
-    )
+    sync = RoundSync(method, 1, "node", penalty="constant" if method == "co2" else "none")
+    result = measured(cost, tmp_path / "m.json", sync=sync)
     tracks = tracks_of(tmp_path / "m.json")
     assert_bytes_are_the_record_s(tracks, result)
     names = {one["name"] for events in tracks.values() for one in events}
@@ -122,6 +122,9 @@ def test_rounds_have_workers_steps_and_what_they_end_with(method: str, tmp_path:
     assert {one["args"]["from"] for one in tracks["NIC 1 sends"]} == {2, 3}
     late = [one for one in tracks["NIC 1 sends"] if "under way when the step ended" in one["args"]]
     assert bool(late) == (method == "co2")
+    batch = WORKLOAD.batch(0)
+    Simulated(cost, sync=sync).traced_step(batch, systems(cost).plan(batch), str(tmp_path / "s.json"))
+    assert operations(tracks) == operations(tracks_of(tmp_path / "s.json"))
 
 
 def test_a_gpu_does_one_thing_at_a_time_and_a_message_ends_after_it_began(tmp_path: Path) -> None:
