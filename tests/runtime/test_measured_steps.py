@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from tests.runtime.test_step_executor import EXPERTS, WORKLOAD, cost_of, systems
 from zbench.cost.cost import Cost
+from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.describe.expert_schedule import Experts
 from zbench.describe.sync import RoundSync
@@ -105,6 +107,21 @@ def test_operations_are_those_of_a_simulated_trace_and_bytes_those_of_the_record
     played = operations(tracks_of(tmp_path / "s.json"))
     found = operations(tracks)
     assert found == played
+
+
+def test_host_memory_is_that_of_a_worker_s_node(tmp_path: Path) -> None:
+    cost = cost_of(2, 2, sharding="none", recompute="full", offload="inputs")
+    host = {"host_bandwidth": 25e9, "host_efficiency": 0.8, "host_latency": 1e-5, "host_memory": 2.0**36}
+    cost = make_cost(replace(cost.cluster, **host), cost.model)
+    measured(cost, tmp_path / "m.json", sync=RoundSync("diloco", 1, "node"))
+    found = {
+        (int(title.split()[1]), one["args"]["from"], one["args"]["to"])
+        for title, events in tracks_of(tmp_path / "m.json").items()
+        for one in events
+        if title.endswith("host link sends")
+    }
+    assert found == {(rank, rank, 4 + rank // 2) for rank, *_ in found}
+    assert {node for *_, node in found} == {4, 5}
 
 
 @pytest.mark.parametrize("method", ["diloco", "co2"])

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from tests.runtime.test_conformance import DEVICE, MODEL
-from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost, worker_cost
 from zbench.critical.drawn import TRACK
 from zbench.describe.batch import Batch
@@ -28,20 +27,18 @@ from zbench.trace.whole_step import track_titles
 
 Tracks = dict[str, list[dict[str, Any]]]
 PAIR = Domain("pair", 2, 1e11, 1.0, 1e-6)
-HOST = {"host_bandwidth": 1e10, "host_efficiency": 1.0, "host_latency": 0.0, "host_adam_bandwidth": 1e11}
+HOST = {"host_bandwidth": 1e10, "host_efficiency": 1.0, "host_latency": 0.0, "host_memory": 2.0**36}
 CLUSTER = replace(
-    Cluster("test", 2, 4, 2, 1e9, 0.9, 1e-5, 1e10, 0.9, 1e-6, DEVICE, nic_channels=2, domains=(PAIR,)), **HOST
+    Cluster("test", 2, 4, 2, 1e9, 0.9, 1e-5, 1e10, 0.9, 1e-6, DEVICE, nic_channels=2, domains=(PAIR,)),
+    host_adam_bandwidth=1e11,
+    **HOST,
 )
 BATCH = Batch(np.array([90, 70, 64, 50, 40, 33, 31, 20], np.int64), 1, 0)
 
 
-def cost_of() -> Cost:
-    return make_cost(CLUSTER, replace(MODEL, sharding="zero1"), pipelines=False)
-
-
-def traced(sync: RoundSync, batch: Batch, path: Path) -> tuple[StepResult, Tracks]:
+def traced(sync: RoundSync, batch: Batch, path: Path, **model: str) -> tuple[StepResult, Tracks]:
     """Plays a step, and returns its result and the events of its trace by the titles of their tracks."""
-    cost = cost_of()
+    cost = make_cost(CLUSTER, replace(MODEL, sharding="zero1", **model), pipelines=False)
     workers = CLUSTER.num_ranks // sync.worker_gpus(CLUSTER.gpus_per_node)
     plans = WorkerPlans(Ring(worker_cost(cost, sync)), workers).plan(batch)
     executor = Simulated(cost, sync=sync)
@@ -110,6 +107,16 @@ def test_messages_are_between_the_cluster_s_gpus(tmp_path: Path) -> None:
             nodes |= {rank // CLUSTER.gpus_per_node for rank in ends}
             assert {rank // CLUSTER.gpus_per_node for rank in ends} <= {int(title.split()[1]) // CLUSTER.gpus_per_node}
     assert nodes == {0, 1}
+
+
+@pytest.mark.parametrize("worker", ["node", "rank"])
+def test_host_memory_is_that_of_a_worker_s_node(worker: str, tmp_path: Path) -> None:
+    sync = RoundSync(LOCAL_SGD, 2, worker)
+    _, tracks = traced(sync, BATCH, tmp_path / "t.json", recompute="full", offload="inputs")
+    for rank in range(CLUSTER.num_ranks):
+        (title,) = [one for one in tracks if one.startswith(f"GPU {rank} ") and one.endswith("host link sends")]
+        ends = {(one["args"]["from"], one["args"]["to"]) for one in tracks[title]}
+        assert ends == {(rank, CLUSTER.num_ranks + rank // CLUSTER.gpus_per_node)}
 
 
 def test_the_critical_path_is_the_slowest_worker_s_and_then_the_round_s_end(tmp_path: Path) -> None:
