@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from tests.runtime.test_step_executor import EXPERTS, WORKLOAD, cost_of, systems
 from zbench.cost.cost import Cost
+from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.describe.expert_schedule import Experts
 from zbench.describe.sync import RoundSync
@@ -107,13 +109,28 @@ def test_operations_are_those_of_a_simulated_trace_and_bytes_those_of_the_record
     assert found == played
 
 
+def test_host_memory_is_that_of_a_worker_s_node(tmp_path: Path) -> None:
+    cost = cost_of(2, 2, sharding="none", recompute="full", offload="inputs")
+    host = {"host_bandwidth": 25e9, "host_efficiency": 0.8, "host_latency": 1e-5, "host_memory": 2.0**36}
+    cost = make_cost(replace(cost.cluster, **host), cost.model)
+    measured(cost, tmp_path / "m.json", sync=RoundSync("diloco", 1, "node"))
+    found = {
+        (int(title.split()[1]), one["args"]["from"], one["args"]["to"])
+        for title, events in tracks_of(tmp_path / "m.json").items()
+        for one in events
+        if title.endswith("host link sends")
+    }
+    assert found == {(rank, rank, 4 + rank // 2) for rank, *_ in found}
+    assert {node for *_, node in found} == {4, 5}
+
+
 @pytest.mark.parametrize("method", ["diloco", "co2"])
 def test_rounds_have_workers_steps_and_what_they_end_with(method: str, tmp_path: Path) -> None:
-    """Of a round of one step: what is averaged is the record's as well, also what is under way when the step ends."""
+    """Of a round of one step: what is averaged is the record's as well, also what is under way when the step ends. The
+    operations are those of a simulated trace."""
     cost = cost_of(2, 2, sharding="zero1")
-    result = measured(
-        cost, tmp_path / "m.json", sync=RoundSync(method, 1, "node", penalty="constant" if method == "co2" else "none")
-    )
+    sync = RoundSync(method, 1, "node", penalty="constant" if method == "co2" else "none")
+    result = measured(cost, tmp_path / "m.json", sync=sync)
     tracks = tracks_of(tmp_path / "m.json")
     assert_bytes_are_the_record_s(tracks, result)
     names = {one["name"] for events in tracks.values() for one in events}
@@ -122,6 +139,9 @@ def test_rounds_have_workers_steps_and_what_they_end_with(method: str, tmp_path:
     assert {one["args"]["from"] for one in tracks["NIC 1 sends"]} == {2, 3}
     late = [one for one in tracks["NIC 1 sends"] if "under way when the step ended" in one["args"]]
     assert bool(late) == (method == "co2")
+    batch = WORKLOAD.batch(0)
+    Simulated(cost, sync=sync).traced_step(batch, systems(cost).plan(batch), str(tmp_path / "s.json"))
+    assert operations(tracks) == operations(tracks_of(tmp_path / "s.json"))
 
 
 def test_a_gpu_does_one_thing_at_a_time_and_a_message_ends_after_it_began(tmp_path: Path) -> None:

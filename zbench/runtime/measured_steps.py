@@ -52,11 +52,13 @@ class Reported(Protocol):
 @dataclass(frozen=True)
 class RanPart:
     """A step that was run. first: the rank of its first process; reports: of its processes. In rounds of local steps
-    each worker has a step of its own, and so has what a round ends with."""
+    each worker has a step of its own, and so has what a round ends with. layers: the numbers that the step's layers
+    have in the model; None: their own."""
 
     step: Step
     first: int
     reports: Sequence[Reported]
+    layers: Sequence[int] | None = None
 
 
 def write_measured_steps(path: str | Path, cluster: Cluster, parts: Sequence[RanPart], one_clock: bool) -> int:
@@ -168,8 +170,9 @@ class _Drawn:
 
     def _place(self, place: int) -> int:
         """Returns a place of the step as the cluster counts it: its GPUs, and after them the memories of nodes."""
-        of_gpu = place < self.part.step.num_gpus
-        return self.part.first + place if of_gpu else place - self.part.step.num_gpus + self.cluster.num_ranks
+        first, gpus = self.part.first, self.part.step.num_gpus
+        memories = self.cluster.num_ranks + first // self.cluster.gpus_per_node
+        return first + place if place < gpus else memories + place - gpus
 
     def _computing(self, of: NotedOperation, rank: int) -> Track:
         """Returns the track of a compute: of a GPU, or of the CPUs of its node."""
@@ -193,7 +196,8 @@ class _Drawn:
                 template = self.part.step.templates[of.source]
                 layout = self.part.step.layouts[template.layout]
                 row = template.operations.table[of.op].tolist()
-                name, args = named_operation(template, layout, row, of.layer)
+                layer = of.layer if self.part.layers is None else self.part.layers[of.layer]
+                name, args = named_operation(template, layout, row, layer)
                 self._names[of] = name, args | {"operation": of.op}
         return self._names[of]
 

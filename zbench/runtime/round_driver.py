@@ -110,7 +110,7 @@ class RoundDriver:
             shares = [count / sum(labels) for count in labels] if what.begins_anew else []
             late = late | {what.fragment} if what.is_late else late - {what.fragment}
             ends = self._end(end, shares, bool(late), noted)
-            ran.append(RanPart(end.step, 0, ends))
+            ran.append(RanPart(end.step, 0, ends, end.layers))
             reports = [_together(one, more) for one, more in zip(reports, ends, strict=True)]
             for mine, other in zip(stated, stated_bytes(end.step), strict=True):
                 mine |= {queue: _sum(mine.get(queue, (0, 0)), pair) for queue, pair in other.items()}

@@ -156,8 +156,8 @@ class Simulated:
         """
         if self.sync.in_rounds:
             raise ValueError(
-                f"sync is {self.sync.method}, with which each worker has a step of its own; a trace, and what else "
-                "looks into one step of the whole cluster, takes sync=every_step"
+                f"sync is {self.sync.method}, with which each worker has a step of its own; a report of operations, "
+                "a critical path, and what else looks into one step of the whole cluster, takes sync=every_step"
             )
         steps = self.chosen(batch, plans).steps
         return played_rows(steps, steps.of(batch, plans), batch, plans)
@@ -199,12 +199,15 @@ class Simulated:
         return play_parts(self.known.forwards(self.steps, plans, self.cost.gpus))
 
     def traced_step(self, batch: Batch, plans: tuple[Plan, ...], trace: str | None) -> StepResult:
-        """Plays one step, and writes its trace, all layers played out, with its critical path.
+        """Plays one step, and writes its trace, all layers played out, with its critical path; where workers train
+        apart, that of every worker's step and of what their round ends with.
 
         Raises:
             ValueError: the trace would have more than zbench.trace.file.MOST_EVENTS events, or cannot be written.
         """
-        if trace is not None:
+        if trace is not None and self._rounds is not None:
+            self._rounds.write_trace(trace, batch, plans)
+        elif trace is not None:
             write_whole_step(trace, *self.all_layers(batch, plans), self.cost.gpus.cluster)
         return self.step(batch, plans)
 

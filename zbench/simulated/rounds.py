@@ -24,14 +24,16 @@ from zbench.interfaces.result import StepResult, kept_rows
 from zbench.plans.plan import Plan
 from zbench.simulated.drawn_rows import expert_rows, played_rows
 from zbench.simulated.open_choices import told_of_workers
+from zbench.simulated.traced import DrawnStep, write_round
 from zbench.simulator.steps.least.bound import step_bound_seconds
-from zbench.simulator.steps.play import PlayedStep, play_step
+from zbench.simulator.steps.play import PlayedStep, play_layers, play_step
 from zbench.step.passes.memory.host_memory import checked_host_bytes
 from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.step.passes.rounds.order import RoundEnd, round_ends, under_way
 from zbench.step.passes.rounds.outer_step import NOW, PHASES, REDUCED, TAKEN
 from zbench.step.passes.rounds.worker_steps import WorkerStep, WorkerSteps
 from zbench.step.template import Step
+from zbench.trace.part import StepPart
 
 Told = Callable[[Batch, tuple[Plan, ...], PlayedStep, Cost], StepResult]  # what a record has of one worker's step
 
@@ -87,6 +89,28 @@ class PlayedRounds:
         for one in round_ends(sync, batch.step):
             result = self._ended(result, one)
         return result
+
+    def write_trace(self, path: str, batch: Batch, plans: tuple[Plan, ...]) -> None:
+        """Writes the trace of a step: every worker's own, which begin together as in the first step of a run, and what
+        follows it by its number, one after another, from when the slowest worker has ended.
+
+        Raises:
+            ValueError: as zbench.simulated.traced.write_whole_step.
+        """
+        whole, own = self.cost.gpus, self.own_cost.gpus
+        workers, ends = [], list[DrawnStep]()
+        for worker, one in enumerate(self.steps.of(batch, plans)):
+            if one is not None:
+                where = StepPart(own.cluster, whole.cluster, worker * self.steps.gpus[1])
+                step = played_rows(one.chosen.steps, one.step, batch, one.plans)
+                workers.append(DrawnStep(*play_layers(step, plans_of_layouts(one.plans), own), where))
+        begin = max(one.end for one in workers)
+        for end in round_ends(self.steps.sync, batch.step):
+            of = self.steps.end(end.fragment, end.kind)
+            where = StepPart(whole.cluster, whole.cluster, begin=begin, layers=of.layers)
+            ends.append(DrawnStep(*play_layers(of.step, (), whole), where))
+            begin = ends[-1].end
+        write_round(path, workers, ends, whole.cluster)
 
     def _pass(self, seconds: float) -> None:
         """Lets averages that are under way go on."""
