@@ -2,6 +2,7 @@
 bits again."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -24,6 +25,12 @@ RANKS = StepCombination(
     1, 4, 1, 1, 4, 1, "even", 1, 1, "whole", "own", "1", 0, "none", 1, "carry", "uneven"
 )  # in words
 CHUNKS = (ExpertChunks(2, 2), ExpertChunks(4, 1), ExpertChunks(8, 8, "last"), ExpertChunks(3, 2))
+# With gradients between messages, as lina, fsmoe and clock have them.
+BETWEEN = (
+    ExpertChunks(2, 2, gradients=GradientPieces(4, 1, 2)),
+    ExpertChunks(2, 3, gradients=GradientPieces(8, 2, 3, apart=False)),
+    ExpertChunks(4, 1, "last", GradientPieces(8, 0, 8, apart=False)),
+)
 
 
 def case_of(
@@ -53,17 +60,13 @@ ROUTED = {
     "all tokens to one": ([23], 1, 50.0, "none"),
     "one token": ([1], 2, 0.0, "none"),
 }
-COVER = [  # each with two of the others
-    (chunks, *case) for at, chunks in enumerate(CHUNKS) for to, case in enumerate(ROUTED.values()) if (at - to) % 4 < 2
-]
 
 
-@pytest.mark.parametrize(("chunks", "lengths", "per_token", "skew", "recompute"), COVER, ids=str)
-def test_exact_with_the_bytes_of_the_step(
-    ranks: LocalFleet, chunks: ExpertChunks, lengths: list[int], per_token: int, skew: float, recompute: str
-) -> None:
+@pytest.mark.parametrize(("chunks", "routed"), list(product((*CHUNKS, *BETWEEN), ROUTED)), ids=str)
+def test_exact_with_the_bytes_of_the_step(ranks: LocalFleet, chunks: ExpertChunks, routed: str) -> None:
     """The only query of a step has no gradient but rounding errors, nor has a share that is always 1; Adam divides by
     their size, so that parameters are no number to compare then."""
+    lengths, per_token, skew, recompute = ROUTED[routed]
     case = case_of(chunks, lengths, per_token, skew, recompute)
     found, stated = ranks.call("run", case), stated_bytes(case.step)
     if lengths == [1] or per_token == 1:
@@ -134,12 +137,6 @@ def test_experts_that_are_cut_over_gpus(ranks: LocalFleet, chunks: ExpertChunks,
     groups, gpus = degree
     room = ExpertParallel(capacity=0.6, node=gpus if groups > 1 else 0, tensor_parallel=gpus)
     case = case_of(chunks, [50, 1, 13], 2, 1.0, "full", shared=1, room=replace(room, degree=groups * gpus))
-    assert judged_step(RANKS, ranks.call("run", case), stated_bytes(case.step)).fault == ""
-
-
-@pytest.mark.parametrize("pieces", [GradientPieces(4, 1, 2), GradientPieces(3, 1, 1, apart=False)], ids=str)
-def test_gradients_between_experts_messages(ranks: LocalFleet, pieces: GradientPieces) -> None:
-    case = case_of(ExpertChunks(2, 3, gradients=pieces), [50, 1, 13], 2, 1.0, "full")
     assert judged_step(RANKS, ranks.call("run", case), stated_bytes(case.step)).fault == ""
 
 
