@@ -132,6 +132,35 @@ def test_with_optimizer_on_hosts(pieces: str, zero: str) -> None:
     ]  # fmt: skip
 
 
+# Layers, stages, ZeRO's stage, pieces, kinds of layers on hosts, when CPUs update.
+STAGED = (
+    (2, 2, "1", "lina's", (2, 0, 0), "as_gradients_come"),
+    (2, 2, "3", "fsmoe's", (2, 2, 0), "after_backward"),
+    (4, 2, "2", "all of them after the backward", (4, 0, 0), "after_backward"),
+    (4, 2, "3", "lina's", (2, 2, 0), "as_gradients_come"),
+    (4, 2, "1", "all of them inside", (4, 0, 2), "as_gradients_come"),
+    (5, 2, "3", "lina's", (3, 1, 0), "as_gradients_come"),
+    (4, 4, "1", "lina's", (4, 0, 0), "as_gradients_come"),
+)
+
+
+@pytest.mark.parametrize(("layers", "stages", "zero", "pieces", "kind", "when"), STAGED)
+def test_with_optimizer_of_stages_on_hosts(
+    layers: int, stages: int, zero: str, pieces: str, kind: tuple[int, int, int], when: str
+) -> None:
+    """A stage's last layer in a backward has none behind it: the layer of the next number is another stage's, which
+    that one reduces whole and whose update is behind this reduction."""
+    model = replace(MODEL, num_layers=layers)
+    step, plans, slices = built(PIECES[pieces], (zero, stages, 1, "full", 2, 2), model)
+    step = with_optimizer_on_hosts(step, 2, HostLayers(layers, *kind), when)
+    assert (fault(step), unrolled_fault(step)) == ("", "")
+    assert execute(step, plans, 1, replace(model, num_kv_heads=4), HOW, slices) < 1e-12
+    order = [(step.templates[one.template].name, layer, one.place) for one in step.order for layer in one.layers]
+    for start in (one for one in step.stages if one.layer >= layers - kind[0]):  # the last ones have their state there
+        name, *where = order[order.index(("reduce.1", start.layer, start.place)) + 1]
+        assert (name.startswith("optimizer"), where) == (True, [start.layer, start.place])
+
+
 def test_experts_on_every_gpu_have_no_messages_to_go_between() -> None:
     plans = plans_of(1)
     overlap = StepOverlap(experts=ExpertChunks(gradients=GradientPieces(2, 1, 1)))

@@ -2,6 +2,7 @@
 bits again."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -15,6 +16,8 @@ from zbench.describe.overlap import StepOverlap
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.build import whole_step
+from zbench.step.passes.memory.at_hosts import HostLayers
+from zbench.step.passes.memory.optimizer_on_hosts import with_optimizer_on_hosts
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.proof.prove import prove_step
 
@@ -22,6 +25,12 @@ RANKS = StepCombination(
     1, 4, 1, 1, 4, 1, "even", 1, 1, "whole", "own", "1", 0, "none", 1, "carry", "uneven"
 )  # in words
 CHUNKS = (ExpertChunks(2, 2), ExpertChunks(4, 1), ExpertChunks(8, 8, "last"), ExpertChunks(3, 2))
+# With gradients between messages, as lina, fsmoe and clock have them.
+BETWEEN = (
+    ExpertChunks(2, 2, gradients=GradientPieces(4, 1, 2)),
+    ExpertChunks(2, 3, gradients=GradientPieces(8, 2, 3, apart=False)),
+    ExpertChunks(4, 1, "last", GradientPieces(8, 0, 8, apart=False)),
+)
 
 
 def case_of(
@@ -51,17 +60,13 @@ ROUTED = {
     "all tokens to one": ([23], 1, 50.0, "none"),
     "one token": ([1], 2, 0.0, "none"),
 }
-COVER = [  # each with two of the others
-    (chunks, *case) for at, chunks in enumerate(CHUNKS) for to, case in enumerate(ROUTED.values()) if (at - to) % 4 < 2
-]
 
 
-@pytest.mark.parametrize(("chunks", "lengths", "per_token", "skew", "recompute"), COVER, ids=str)
-def test_exact_with_the_bytes_of_the_step(
-    ranks: LocalFleet, chunks: ExpertChunks, lengths: list[int], per_token: int, skew: float, recompute: str
-) -> None:
+@pytest.mark.parametrize(("chunks", "routed"), list(product((*CHUNKS, *BETWEEN), ROUTED)), ids=str)
+def test_exact_with_the_bytes_of_the_step(ranks: LocalFleet, chunks: ExpertChunks, routed: str) -> None:
     """The only query of a step has no gradient but rounding errors, nor has a share that is always 1; Adam divides by
     their size, so that parameters are no number to compare then."""
+    lengths, per_token, skew, recompute = ROUTED[routed]
     case = case_of(chunks, lengths, per_token, skew, recompute)
     found, stated = ranks.call("run", case), stated_bytes(case.step)
     if lengths == [1] or per_token == 1:
@@ -135,10 +140,29 @@ def test_experts_that_are_cut_over_gpus(ranks: LocalFleet, chunks: ExpertChunks,
     assert judged_step(RANKS, ranks.call("run", case), stated_bytes(case.step)).fault == ""
 
 
-@pytest.mark.parametrize("pieces", [GradientPieces(4, 1, 2), GradientPieces(3, 1, 1, apart=False)], ids=str)
-def test_gradients_between_experts_messages(ranks: LocalFleet, pieces: GradientPieces) -> None:
-    case = case_of(ExpertChunks(2, 3, gradients=pieces), [50, 1, 13], 2, 1.0, "full")
-    assert judged_step(RANKS, ranks.call("run", case), stated_bytes(case.step)).fault == ""
+@pytest.mark.parametrize(
+    ("layers", "zero", "pieces", "hosts", "when"),
+    [
+        (2, "1", GradientPieces(4, 1, 2), (2, 0, 0), "as_gradients_come"),
+        (4, "2", GradientPieces(3, 1, 1, apart=False), (4, 0, 0), "after_backward"),
+        (4, "3", GradientPieces(2, 2, 0), (2, 2, 0), "as_gradients_come"),
+        (5, "1", GradientPieces(3, 0, 2), (4, 0, 2), "as_gradients_come"),
+    ],
+    ids=str,
+)
+def test_gradients_between_messages_of_stages_that_update_on_hosts(
+    ranks: LocalFleet, layers: int, zero: str, pieces: GradientPieces, hosts: tuple[int, int, int], when: str
+) -> None:
+    """Two stages of two ranks, two micro-batches; the state, and parameters, of all layers or of some."""
+    model = replace(EXPERTS, num_layers=layers)
+    plans = [plan_of([9, 1, 6], 2, 4), plan_of([5], 2, 4, first=3)]
+    how, overlap = ExpertParallel(2, skew=1.0, seed=1), StepOverlap(experts=ExpertChunks(2, 3, gradients=pieces))
+    step = whole_step(model, plans, 1, zero, overlap, "full", how, 2)
+    step = with_optimizer_on_hosts(step, 2, HostLayers(layers, *hosts), when)
+    prove_step(step)
+    case = StepCase.of(step, model, plans, 1, experts=how, slices=overlap.token_slices)
+    one = replace(RANKS, context_parallel=2, expert_parallel=2, stages=2)
+    assert judged_step(one, ranks.call("run", case), stated_bytes(step)).fault == ""
 
 
 def test_two_runs_have_the_same_bits(ranks: LocalFleet) -> None:

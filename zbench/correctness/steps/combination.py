@@ -21,7 +21,14 @@ from zbench.describe.exchanges import (
     WHOLE,
     ExchangeOverlap,
 )
-from zbench.describe.expert_schedule import DRAWN, TOKEN_CHOICE
+from zbench.describe.expert_schedule import (
+    AFTER_CHUNKS,
+    DRAWN,
+    TOGETHER_AT_ONCE,
+    TOKEN_CHOICE,
+    ExpertChunks,
+    GradientPieces,
+)
 from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import Model
 from zbench.describe.overlap import LAYER, StepOverlap
@@ -62,6 +69,14 @@ ROUTING: Mapping[str, tuple[int, ExpertParallel]] = {
 OF_SEVERAL = ("dropped", "padded", "two_level", "2dh", "router", "counted")
 OF_NODES = ("two_level", "2dh")  # of these, where they are on several nodes
 DENSE_FIRST = "dense_first"
+# How tokens go to experts: all at once; in chunks, with experts' gradients after all of these; with a layer's gradients
+# between messages of the next one, each piece by itself as lina has them, or those of a place together (fsmoe, clock).
+EXPERT_CHUNKS: Mapping[str, ExpertChunks] = {
+    "at_once": TOGETHER_AT_ONCE,
+    "chunks": ExpertChunks(3, 2, AFTER_CHUNKS),
+    "pieces": ExpertChunks(2, 2, gradients=GradientPieces(4, 1, 2)),
+    "shares": ExpertChunks(1, 3, gradients=GradientPieces(3, 1, 1, apart=False)),
+}
 # Of tensor-parallel groups; slices so many that some have no token.
 EXCHANGES: Mapping[str, ExchangeOverlap] = {
     "whole": WHOLE,
@@ -104,6 +119,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {  # whole numbers or words, by the nam
     "head": ("own", "tied"),
     "zero": (*STAGES, *DEGREES),
     "chunk_tokens": (0, 3),
+    "expert_chunks": tuple(EXPERT_CHUNKS),
     "recompute": tuple(KEPT),
     "micro_batches": (1, 2, 3),
     "backward": MODES,
@@ -125,7 +141,8 @@ class StepCombination:
     GPUs each; how exchanges of tensor-parallel groups go beside matmuls; whether the head has parameters of its own or
     the embedding's; ZeRO's stage, or degrees, two of them with transfers in fewer bits; tokens that the feed-forward
     and the loss are computed for at a time, 0: all; what layers keep, and where, micro-batches, what a backward does
-    with keys, and lengths of sequences, some under a window.
+    with keys, and lengths of sequences, some under a window; chunks in which tokens go to experts, and gradients
+    between these.
     """
 
     tensor_parallel: int
@@ -145,6 +162,7 @@ class StepCombination:
     micro_batches: int
     backward: str
     lengths: str
+    expert_chunks: str = "at_once"
 
     @property
     def num_gpus(self) -> int:
@@ -157,6 +175,7 @@ class StepCombination:
         if self.expert_parallel:
             cut = f" etp{self.expert_tensor_parallel}" if self.expert_tensor_parallel > 1 else ""
             degrees += f" ep{self.expert_parallel}{cut} {self.routing}"
+            degrees += f" experts {self.expert_chunks}" if self.expert_chunks != "at_once" else ""
         exchange += f" {self.exchanges}" if self.exchanges != "whole" else ""
         exchange += (" two levels" if self.levels > 1 else "") + (" tied" if self.head == "tied" else "")
         exchange += f" chunks of {self.chunk_tokens}" if self.chunk_tokens else ""
@@ -169,7 +188,8 @@ class StepCombination:
         """Returns whether it can be on so many GPUs: no more than these, heads exchanged among a ring's, experts held
         by a stage's, several nodes in a stage where collectives have two levels, exchanges beside matmuls in groups of
         several GPUs, degrees of pairs of a stage's, with two levels where a node has several groups and a run of them
-        several nodes, chunks of tokens where no seats are of all of a GPU's tokens."""
+        several nodes, chunks of tokens where no seats are of all of a GPU's tokens, chunks that go to experts where
+        these are on several GPUs, too, and gradients between their messages with collectives in one level."""
         of_stage, experts = self.num_gpus // self.stages, self.expert_parallel * self.expert_tensor_parallel
         groups = of_stage // self.tensor_parallel
         return (
@@ -183,6 +203,8 @@ class StepCombination:
             and (self.zero in STAGES or groups % 2 == 0)
             and (self.levels == 1 or self.zero not in DEGREES or (groups == of_stage and self.zero in OVER_NODES))
             and (self.chunk_tokens == 0 or self.routing != "router")
+            and (self.expert_chunks == "at_once" or (experts > 1 and self.routing != "router"))
+            and (EXPERT_CHUNKS[self.expert_chunks].gradients is None or self.levels == 1)
         )
 
     def case(self, seed: int) -> StepCase:
@@ -200,13 +222,14 @@ class StepCombination:
         experts = replace(how, degree=groups * cut, seed=seed, node=node, tensor_parallel=cut)
         degree, exchanges = self.tensor_parallel, EXCHANGES[self.exchanges]
         shares = tuple(self._shares(number) for number in range(self.micro_batches))
-        overlap = StepOverlap(1, LAYER, exchanges, shares=shares)
+        overlap = StepOverlap(1, LAYER, exchanges, EXPERT_CHUNKS[self.expert_chunks], shares=shares)
+        slices = overlap.token_slices
         zero = DEGREES.get(self.zero, self.zero)
         step = whole_step(model, plans, degree, zero, overlap, KEPT[self.recompute][0], experts, self.stages)
-        parts = parts_of_layouts(plans, model, degree, experts, exchanges.token_slices, shares)
+        parts = parts_of_layouts(plans, model, degree, experts, slices, shares)
         sent = [one.sent for one in parts]
         step = with_hosts(in_two_levels(step, NODE) if self.levels > 1 else step, model, self.recompute, sent)
-        return StepCase.of(step, model, plans, degree, seed, experts, exchanges.token_slices, shares)
+        return StepCase.of(step, model, plans, degree, seed, experts, slices, shares)
 
     def _shares(self, number: int) -> tuple[float, ...]:
         """Returns of each sequence of a micro-batch the share of tokens of which something is on hosts, if anything is;
@@ -257,7 +280,7 @@ class StepCombinations(Sequence[StepCombination]):
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
             return [self[one] for one in range(*at.indices(len(self)))]
-        return StepCombination(*self.first[at // len(self.others)], *self.others[at % len(self.others)])
+        return _combination(*self.first[at // len(self.others)], *self.others[at % len(self.others)])
 
     def numbers(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the numbers of the first choices and of the others, each among those of CHOICES, [choices, ways]."""
@@ -277,8 +300,13 @@ def every_combination(ranks: int) -> StepCombinations:
     able = [
         (*degrees, *way)
         for degrees in product(*values[:LAYERS])
-        if StepCombination(*degrees, *ways[0], *others[0]).can_be(ranks)
+        if _combination(*degrees, *ways[0], *others[0]).can_be(ranks)
         for way in ways
-        if StepCombination(*degrees, *way, *others[0]).can_be(ranks)
+        if _combination(*degrees, *way, *others[0]).can_be(ranks)
     ]
     return StepCombinations(able, others)
+
+
+def _combination(*chosen: Any) -> StepCombination:
+    """Returns the combination of choices in the order of CHOICES."""
+    return StepCombination(**dict(zip(CHOICES, chosen, strict=True)))

@@ -209,15 +209,24 @@ class HostUpdates:
         of_layer, place = dict[int, _Numbers](), dict[int, int]()
         rest = next(one for one in order if one.template == self.rest.soon)
         of_head = Instance(-1, 0)
-        behind = [name in BACKWARDS and self._reduces_behind(templates[at]) for at, name in enumerate(names)]
-        for entry, one in enumerate(order):
-            if names[one.template] in _LAST_OF_LAYERS:
-                last |= dict.fromkeys((layer + behind[one.template] for layer in one.layers), entry)
+        for one in order:
             if one.template in self.layers:
                 of_layer |= dict.fromkeys(one.layers, self.layers[one.template])
                 place |= dict.fromkeys(one.layers, one.place)
             if self.head is not None and one.template == self.head.soon:
                 of_head = one
+        behind = [name in BACKWARDS and self._reduces_behind(templates[at]) for at, name in enumerate(names)]
+
+        def reduced(one: Instance) -> list[int]:
+            """Returns, by the layers of an instance, those whose gradients it completes, -1 where that is none: the
+            layer behind a stage's last is another stage's, which reduces it itself."""
+            if not behind[one.template]:
+                return list(one.layers)
+            return [layer + 1 if place.get(layer + 1) == one.place else -1 for layer in one.layers]
+
+        for entry, one in enumerate(order):
+            if names[one.template] in _LAST_OF_LAYERS:
+                last |= dict.fromkeys(reduced(one), entry)
         first = [replace(rest, template=self.rest.late)] if self.rest.first else []
         first += [
             Instance(of_layer[layer].late, layer, place=place[layer])
@@ -228,7 +237,7 @@ class HostUpdates:
         for entry, one in enumerate(order):
             if one.template in self.layers or one in (rest, of_head):
                 continue
-            complete = [layer + behind[one.template] for layer in one.layers]
+            complete = reduced(one)
             done = [layer for layer in complete if last.get(layer) == entry and layer in of_layer]
             if names[one.template] == "reduce" or not done:  # a bucket's reductions are one after another
                 found += [one, *_together([Instance(of_layer[layer].soon, layer, place=one.place) for layer in done])]
