@@ -1,4 +1,4 @@
-"""A store that knows the most bytes that it had at a time, as they lie in memory: what the account of steps says is held.
+"""A store that knows the most bytes that it had at a time, as they lie in memory: what a step's account says is held.
 
 Operands are there while what is made of them is put or added, as in the account, and so are logits, which no store has.
 What other kernels take for a moment besides is in neither. A tensor's pieces of memory are looked at anew where it was
