@@ -28,6 +28,7 @@ from zbench.runtime.handlers.optimizer import AcrossSteps, AdamWUpdate, NotedUpd
 from zbench.runtime.handlers.prepared import PreparedStep
 from zbench.runtime.handlers.resting import Resting
 from zbench.runtime.handlers.runner import StepRunner, Whole
+from zbench.runtime.handlers.store import Store
 from zbench.runtime.job.job import RankSetup
 from zbench.runtime.job.step_job import StepJob, StepReport
 from zbench.runtime.kernels.elementwise import Elementwise

@@ -71,18 +71,23 @@ class WeighedStore(Store):
     @property
     def num_bytes(self) -> int:
         """The bytes of all pieces of memory in which cells lie, each once; of what is on its way, its message's."""
+        for key in self._changed:  # all of them first: what one has let go of may be where another one lies now
+            self._leave(key)
         for key in self._changed:
             self._look_at(key)
         self._changed.clear()
         return self._bytes
 
-    def _look_at(self, key: Key) -> None:
-        """Counts the pieces of a tensor anew."""
+    def _leave(self, key: Key) -> None:
+        """Counts the pieces of a tensor no more."""
         for address, size in self._pieces.pop(key, {}).items():
             self._users[address] -= 1
             if not self._users[address]:
                 del self._users[address]
                 self._bytes -= size
+
+    def _look_at(self, key: Key) -> None:
+        """Counts the pieces that a tensor has now."""
         slabs, found = {id(slab): slab for slab in self.held.get(key, {}).values()}, dict[int, int]()
         for slab in slabs.values():
             found |= _pieces(slab)
