@@ -3,7 +3,7 @@
 python -m tests.bench.held [SYSTEM ...]   # docs/memory/measured.md's table, on four gloo processes here: a minute
 
 Four GPUs on two nodes, five layers with feed-forwards of 256 columns, float64; sequences of very different lengths, so
-that systems cut some and keep others whole. Measured after every operation, and without logits, which are inside
+that systems cut some and keep others whole. Measured after every operation, and with logits, which are inside
 operations (tests/runtime/handlers/test_held_on_hosts.py holds the same cases to 3 %).
 """
 
@@ -67,7 +67,7 @@ CHOICES = {
 
 @dataclass(frozen=True, slots=True)
 class HeldCase:
-    """A step on processes, and the bytes of each GPU at its fullest by the step's account, without logits."""
+    """A step on processes, and the bytes of each GPU at its fullest by the step's account."""
 
     case: StepCase
     accounted: Sequence[int]
@@ -93,7 +93,7 @@ def held_case(system: str, choice: Choice) -> HeldCase:
     prove_step(step)
     cost = replace(small(2, 2), model=model, cluster=replace(small(2, 2).cluster, **LINK))
     memory = step_memory(StepParts(step, plans_of_layouts(tuple(plans)), cost))
-    accounted = (memory.peak - memory.held.get("logits", 0))[: step.num_gpus].tolist()
+    accounted = memory.peak[: step.num_gpus].tolist()
     return HeldCase(replace(StepCase.of(step, model, plans, 1), weighed=True), accounted)
 
 

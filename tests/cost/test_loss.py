@@ -11,6 +11,7 @@ from zbench.cost.loss import (
     TILE,
     WHOLE_BYTES,
     chunk_rows,
+    chunk_words,
     chunked_bytes,
     logits_bytes,
     logits_of_share,
@@ -38,11 +39,16 @@ def lines_of(uneven: Cost, model: Model) -> MemoryLines:
 
 
 @pytest.mark.parametrize("tokens", [1, 500, 1000, 1024, 1025, 4000, 8192, 65536])
-def test_chunks_hold_what_the_executor_s_own_account_says(uneven: Cost, tokens: int) -> None:
-    """However few tokens there are: with the last layer's output and two sums a token."""
+def test_chunks_hold_what_a_whole_step_does(uneven: Cost, tokens: int) -> None:
+    """However few tokens there are: with the last layer's output, the norm's and its gradient, and two sums a token.
+    CrossEntropy, of attention's plans, has its softmax narrow besides."""
     assert chunk_rows(65536, CHUNKED.hidden, CHUNKED.vocab) == 8192
-    beside = (CHUNKED.element_bytes * CHUNKED.hidden + 2 * CHUNKED.lse_bytes) * tokens
-    assert lines_of(uneven, CHUNKED).bytes(tokens) == chunked_bytes(CHUNKED, tokens) + beside
+    beside = (3 * CHUNKED.element_bytes * CHUNKED.hidden + 2 * CHUNKED.lse_bytes) * tokens
+    logits = logits_bytes(CHUNKED, tokens, 1.0)
+    assert lines_of(uneven, CHUNKED).bytes(tokens) == logits + beside
+    narrow = min(tokens, chunk_rows(tokens, CHUNKED.hidden, CHUNKED.vocab)) * CHUNKED.vocab * CHUNKED.element_bytes
+    hidden = 2 * CHUNKED.element_bytes * CHUNKED.hidden * tokens
+    assert chunked_bytes(CHUNKED, tokens) == logits + narrow + hidden
     assert lines_of(uneven, WHOLE).bytes(65536) > 5 * lines_of(uneven, CHUNKED).bytes(65536)
     small = replace(CHUNKED, vocab=64)  # smaller than x: no chunk is worth while
     assert logits_of_share(small, 1.0) == logits_of_token(small, 1.0)
@@ -60,10 +66,26 @@ def test_logits_of_a_compute_are_of_all_its_tokens_or_of_a_chunk() -> None:
     tokens = int(MANY[0])
     for one in (WHOLE, replace(WHOLE, loss_chunk_tokens=512)):
         assert logits_bytes(one, tokens, 0.5) == tokens * WHOLE.vocab // 2 * 6
-    assert (
-        logits_bytes(CHUNKED, tokens, 1.0) == 8192 * WHOLE.vocab * 8 == chunked_bytes(CHUNKED, tokens) - 1024 * tokens
-    )
-    assert logits_bytes(CHUNKED, 100, 1.0) == 100 * WHOLE.vocab * 8
+    assert logits_bytes(CHUNKED, tokens, 1.0) == 8192 * WHOLE.vocab * 6
+
+
+@pytest.mark.parametrize(("element_bytes", "of_a_logit"), [(2, 6), (4, 4), (8, 8)])
+def test_few_tokens_have_the_same_logits_whole_and_in_chunks(element_bytes: int, of_a_logit: int) -> None:
+    """Up to 1,024 are one chunk, whose work is that of whole logits."""
+    for one in (WHOLE, CHUNKED):
+        found = logits_bytes(replace(one, element_bytes=element_bytes), LEAST_CHUNK, 1.0)
+        assert found == LEAST_CHUNK * WHOLE.vocab * of_a_logit
+
+
+@pytest.mark.parametrize("tokens", [1, 1024, 1025, 4000, 65536])
+@pytest.mark.parametrize("words", [1, 64, 1000, 8192])
+@pytest.mark.parametrize("hidden", [8, 256])
+def test_chunks_of_words_have_no_more_logits_than_those_of_tokens(tokens: int, words: int, hidden: int) -> None:
+    rows = min(tokens, chunk_rows(tokens, hidden, words))
+    found = chunk_words(tokens, words, rows)
+    assert 1 <= found <= words
+    assert found * tokens <= max(rows * words, tokens)
+    assert rows < tokens or found == words
 
 
 def test_the_last_stage_holds_the_loss_s_bytes(uneven: Cost) -> None:
@@ -74,7 +96,7 @@ def test_the_last_stage_holds_the_loss_s_bytes(uneven: Cost) -> None:
         logits_of_token(WHOLE, 1 / 2) + 2.5 * hidden + sums,
         logits_of_share(CHUNKED, 1 / 2) + 2.5 * hidden + sums,
     ]
-    assert logits_of_share(CHUNKED, 1 / 2) == 4 * CHUNKED.hidden * 8  # of a chunk of twice as many tokens
+    assert logits_of_share(CHUNKED, 1 / 2) == 4 * CHUNKED.hidden * 6  # of a chunk of twice as many tokens
 
 
 @pytest.mark.parametrize("tokens", [0, 1000, 1024 * TILE])

@@ -44,6 +44,10 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "dropped_choices": ("choices of experts that were dropped", "{:.1%}".format),
     "padded_rows": ("experts' rows that are padding", "{:.1%}".format),
     "host_bytes": ("host memory of the fullest node", lambda value: f"{in_gib(value)} GiB"),
+    "store_bytes": (
+        "tensors and logits of a step on CPUs, of the fullest process",
+        lambda value: f"{value / 1e6:,.4g} MB",
+    ),
     "exchange_slices": ("slices of exchanges, mean of the steps", "{:.3g}".format),
     "forward_chunks": ("chunks in which tokens go to experts, forward, mean of the steps", "{:.3g}".format),
     "backward_chunks": ("chunks in which tokens go to experts, backward, mean of the steps", "{:.3g}".format),

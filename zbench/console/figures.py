@@ -21,7 +21,7 @@ class TableColumn:
 
     brief_title, brief: what a narrow table has in place of title and `show`. measured: only shown where some run was
     measured; others train and sample nothing, and their bytes are in the utilisation. in_parts: the figure is a list,
-    of which the table of a run has a line each.
+    of which the table of a run has a line each. needs: a figure that some run has to have; "": none.
     """
 
     title: str
@@ -32,6 +32,7 @@ class TableColumn:
     brief: Callable[[Row], str] | None = None
     measured: bool = False
     in_parts: bool = False
+    needs: str = ""
 
     def cell(self, row: Row) -> str:
         """Returns the figure as the table of a run has it."""
@@ -48,6 +49,13 @@ def _number(name: str, form: str, scale: float = 1.0) -> Callable[[Row], str]:
 
 def _gib(name: str) -> Callable[[Row], str]:
     return lambda row: "-" if row[name] is None else in_gib(row[name])
+
+
+def _of_step(row: Row) -> str:
+    """Returns the bytes of a step's tensors and logits: measured where its peak memory is a process's, and accounted
+    where the step is simulated, whose peak memory they are."""
+    size = row["peak_bytes"] if row["simulated"] else row["store_bytes"]
+    return "-" if size is None else f"{size / 1e6:,.5g}"
 
 
 def _spread(name: str, form: str, scale: float = 1.0) -> Callable[[Row], str]:
@@ -171,6 +179,7 @@ FIGURES = (
     TableColumn("exposed", "share of communication not hidden", 7, _number("exposed_communication", "{:.1%}")),
     TableColumn("planning, ms", "median of the steps", 9, _number("plan_seconds", "{:.1f}", 1e3), "plan, ms"),
     TableColumn("peak memory, GiB", "fullest GPU", 6, _gib("peak_bytes"), "peak, GiB"),
+    TableColumn("step's memory, MB", "tensors and logits, fullest GPU", 6, _of_step, "step's, MB", needs="store_bytes"),
     TableColumn("host memory, GiB", "fullest node", 15, _gib("host_bytes"), "host, GiB"),
     TableColumn("capacity of experts", "of tokens' choices, of experts' rows", 16, _experts, in_parts=True),
     TableColumn("chosen", "for each batch, by the run", 16, lambda row: row["chosen"] or "-", in_parts=True),
@@ -186,6 +195,7 @@ def figures_shown(found: Sequence[Row]) -> list[TableColumn]:
     """Returns the figures that say something of these rows."""
     simulated = all(row["simulated"] for row in found)
     kept = [figure for figure in FIGURES if not (figure.measured and simulated)]
+    kept = [one for one in kept if not one.needs or any(row[one.needs] is not None for row in found)]
     return [figure for figure in kept if {figure.show(row) for row in found} != {"-"}]
 
 

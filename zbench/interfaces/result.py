@@ -50,6 +50,8 @@ class StepResult:
         on NICs alone).
     peak_bytes: [num_ranks] highest memory in use; capacity_bytes: what a GPU has.
     host_bytes: [] or, where something is in host memory, the most bytes of it at a time, [num_nodes].
+    store_bytes: [] or, of a whole step executed on CPUs, where peak_bytes are those of processes, the most bytes of the
+        step's own tensors and of logits at a time, [num_ranks]: what peak_bytes are where the step is simulated.
     out_of_memory: some peak is above the capacity; a real run would have died here.
     loss: token-mean loss over the global batch; None where nothing was trained.
     checks: what the checks asked for found, by name; each has passed.
@@ -102,3 +104,4 @@ class StepResult:
     expert_rows: dict[str, float] = field(default_factory=dict)
     rollouts: dict[str, Any] = field(default_factory=dict)
     host_bytes: list[int] = field(default_factory=list)
+    store_bytes: list[int] = field(default_factory=list)

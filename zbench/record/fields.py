@@ -179,7 +179,7 @@ FIELDS: Mapping[str, Mapping[str, FieldKind]] = {
         **dict.fromkeys(("nic_tx_bytes", "nic_rx_bytes", "peak_bytes"), AMOUNTS),
         "ceiling_seconds": POSITIVE.nullable.optional,  # older records have none
         "exposed_nic_seconds": AMOUNTS.nullable.optional,
-        "host_bytes": _list(AMOUNT, 0).optional,
+        **dict.fromkeys(("host_bytes", "store_bytes"), _list(AMOUNT, 0).optional),
         "out_of_memory": FLAG,
         "valid": FLAG.optional,
         "loss": NUMBER.nullable.optional,

@@ -83,6 +83,7 @@ class Figures:
     layout_change_seconds: float | None = None
     layout_changes: float | None = None
     host_bytes: float | None = None
+    store_bytes: float | None = None
     dropped_choices: float | None = None
     padded_rows: float | None = None
 
@@ -101,6 +102,7 @@ def figures(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> 
     planning = median(step["plan_seconds"] for step in steps)  # the first step may compile: a mean would tell of that
     peak = max(max(step["peak_bytes"]) for step in steps)
     host = max((size for step in steps for size in step.get("host_bytes", [])), default=None)
+    stores = max((size for step in steps for size in step.get("store_bytes", [])), default=None)
     capacity = min(step["capacity_bytes"] for step in steps)
     if any(step["out_of_memory"] for step in steps):  # a real run would have died: it has no throughput
         memory = {"peak_bytes": peak, "capacity_bytes": capacity, "host_bytes": host}
@@ -130,6 +132,7 @@ def figures(facts: Facts, steps: Sequence[Step], convention: str = "zbench") -> 
         bubble=bubble(steps),
         invalid_steps=invalid,
         host_bytes=host,
+        store_bytes=stores,
         ceiling_ratio=ceiling_ratio(steps),
         dropped_choices=expert_share(steps, "dropped"),
         padded_rows=expert_share(steps, "padded"),

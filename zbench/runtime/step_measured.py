@@ -55,6 +55,7 @@ def whole_step_result(
     sent, received = ([int(one) for one in np.sum(list(way.values()), axis=0)] for way in nic)
     if nic_counters:
         sent, received = node_nic_bytes(reports, cluster)
+    weighed = [one.store_bytes for one in reports]
     inside = [(name, sent) for one in reports for name, (sent, _) in one.inside.items()]
     return StepResult(
         seconds=clock.seconds,
@@ -78,6 +79,7 @@ def whole_step_result(
         seconds_for={name: values for name, values in parts.items() if any(values)},
         nic_series=nic_series(reports, cluster.gpus_per_node),
         nic_tx_for={name: sizes.tolist() for name, sizes in nic[0].items() if sizes.any()},
+        store_bytes=[] if None in weighed else [size for size in weighed if size is not None],
     )
 
 

@@ -29,7 +29,7 @@ def case_of(model: Model, lengths: list[int], degree: int, level: str, zero: str
     step = whole_step(model, plans, degree, zero, 1, level)
     cost = replace(small(1, 4), model=model)
     memory = step_memory(StepParts(step, plans, cost))
-    return StepCase.of(step, model, plans, degree), (memory.peak - memory.held.get("logits", 0)).tolist()
+    return StepCase.of(step, model, plans, degree), memory.peak.tolist()
 
 
 CASES = [
@@ -80,6 +80,15 @@ def test_held_as_accounted(ranks: LocalFleet, degree: int, level: str, mlp: int 
     model = replace(WIDE, mlp_chunk_tokens=mlp)
     case, said = case_of(model, [257, 40, 100], degree, level)
     assert [one.held for one in ranks.call("run", replace(case, weighed=True))] == pytest.approx(said, rel=0.03)
+
+
+@pytest.mark.parametrize(("degree", "loss"), [(1, "whole"), (1, "auto"), (1, 50), (2, "whole"), (4, "auto")])
+def test_logits_held_as_accounted(ranks: LocalFleet, degree: int, loss: int | str) -> None:
+    """A head that is fullest, of 397 tokens and 2,000 words."""
+    model = replace(FOUR, vocab=2000, loss_chunk_tokens=loss)
+    case, said = case_of(model, [257, 40, 100], degree, "full")
+    found = [one.held for one in ranks.call("run", replace(case, weighed=True))]
+    assert found == pytest.approx(said, rel=0.03)
 
 
 @pytest.mark.parametrize("zero", ["1", "2", "3"])

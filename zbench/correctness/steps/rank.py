@@ -12,7 +12,6 @@ from torch import Tensor
 from zbench.correctness.steps.cases import Executed, ProcessOptions, StepCase
 from zbench.correctness.steps.dense import SMOOTH, USUAL, DenseStep, carried_step, dense_step, drawn_weights
 from zbench.correctness.steps.emulated import emulated_step
-from zbench.correctness.steps.peak_store import PeakStore
 from zbench.describe.mask import Mask
 from zbench.runtime.handlers.context import TokenWords
 from zbench.runtime.handlers.formats import base_name
@@ -28,6 +27,7 @@ from zbench.runtime.processes.host import cpu_name
 from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.runtime.stepping.choices import by_sequence, counted_rows, gathered_choices
 from zbench.runtime.stepping.comparison import difference, gradient_differences
+from zbench.runtime.stepping.weighed_store import WeighedStore
 from zbench.runtime.stepping.weights import OUTSIDE
 from zbench.runtime.steps.seats import SeatParts
 from zbench.runtime.steps.tokens import TokenParts, routes_of
@@ -69,7 +69,7 @@ class StepRank:
         noted = NotedUpdate(AdamWUpdate(of, 1, sum(map(len, case.sequences.values()))))
         one_node = np.zeros(self.num_ranks, np.int64)
         messages = open_messages(self.group, one_node, self.device, self.batched)
-        kind = PeakStore if case.weighed else Store
+        kind = WeighedStore if case.weighed else Store
         runner = StepRunner(StepMachine(model, self.device, kernel, messages, noted), self.board, kind=kind)
         words = TokenWords(case.sequences, {number: np.append(ids[1:], END) for number, ids in case.sequences.items()})
         prepared = PreparedStep.of(case.step, self.rank, runner.machine, case.tokens, [words] * len(case.tokens))
@@ -82,7 +82,7 @@ class StepRank:
         parameters, loss = self._parameters(runner, prepared, wanted)
         off = [0.0, *faults, *(one for one, _ in gradient_differences(prepared, noted.found, wanted.gradients))]
         own = runner.stores.get(self.rank)  # none of a rank that the step has no place for
-        held = own.peak if isinstance(own, PeakStore) else 0
+        held = own.peak if isinstance(own, WeighedStore) else 0
         sent = bytes_by_queue(messages.ends)
         return Executed(loss, wanted.loss, float(np.max(off)), parameters, sent, held, counted_rows(prepared))
 

@@ -35,9 +35,12 @@ def compute(one: Compute, parts: BatchParts, store: Store, layer: int) -> None:
     if formula.results[0].tensor in EVERY_COUNT:
         assert parts.counted is not None, "there are counts where rows are counted"
         parts.counted.note(layer, one.writes[0], terms[0][0][0])
+    logits = at.logits.take()
+    store.weigh(logits)
     values = terms[0] if len(terms) == 1 else [(sum((one[0][0] for one in terms[1:]), start=terms[0][0][0]),)]
     for ref, cells, value in zip(formula.results, one.writes, values, strict=True):
         _write(formula, ref, cells, value, parts, slots, (store, layer))
+    store.weigh(logits)
 
 
 def _read(ref: Reference, cells: Cells, parts: BatchParts, slots: dict[str, Parts], of: tuple[Store, int]) -> Fields:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zbench.cost.loss import chunk_rows
+from zbench.cost.loss import chunk_rows, chunk_words
 from zbench.describe.arrays import Ints
 from zbench.describe.model import AUTO, Model
 from zbench.runtime.handlers.seats import Seats
@@ -43,6 +43,23 @@ class TokenWords:
 
 
 NO_WORDS = TokenWords({}, {})
+
+
+@dataclass
+class LogitBytes:
+    """The bytes of logits inside a compute, which no store has. most: of what was made since it was taken, at most."""
+
+    most: int = 0
+
+    def note(self, *arrays: Tensor) -> None:
+        """Notes arrays that are there together; what several names have is there once."""
+        pieces = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in arrays}
+        self.most = max(self.most, sum(pieces.values()))
+
+    def take(self) -> int:
+        """Returns the most, and begins anew."""
+        most, self.most = self.most, 0
+        return most
 
 
 @dataclass(frozen=True)
@@ -87,7 +104,7 @@ class Context:
     attend. kernel: the attention kernel. routed: of a formula of routed tokens. chunks: whether logits are of as many
     tokens at a time as zbench.cost.loss has, and not of all of the compute. loss: of the tokens; None: their negative
     log-likelihoods. seats: of a formula of seats whose tokens a router chooses. temperature: of a
-    router's cosines.
+    router's cosines. logits: notes how many bytes of logits there are.
     """
 
     turns: tuple[Tensor, Tensor]
@@ -102,10 +119,16 @@ class Context:
     loss: TokenLoss | None = None
     seats: Seats | None = None
     temperature: float = 0.0
+    logits: LogitBytes = field(default_factory=LogitBytes)
 
     def logit_rows(self, hidden: Tensor, words: Tensor) -> int:
         """Returns of how many tokens logits are made at a time. hidden: of the compute's tokens; words: the head."""
         return chunk_rows(len(hidden), hidden.shape[1], len(words)) if self.chunks else max(len(hidden), 1)
+
+    def logit_words(self, hidden: Tensor, words: Tensor) -> int:
+        """Returns of how many words logits are made at a time where they are of all tokens: no more of them than by
+        logit_rows. hidden, words: as there."""
+        return chunk_words(len(hidden), len(words), self.logit_rows(hidden, words))
 
 
 class _TokenRows(NamedTuple):

@@ -8,7 +8,7 @@ it returns fields, of which there are several where the result has them, and one
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -146,14 +146,30 @@ def _lookup_d0(at: Context, dx: Fields) -> Tensor:
     return found.index_add_(0, at.tokens[here], dx[0][here].to(found.dtype)).to(dx[0].dtype)
 
 
+def _logits(at: Context, rows: Tensor, words: Tensor) -> Tensor:
+    """Returns logits in the wide dtype, [rows, words]; the narrow product is gone then."""
+    product = rows @ words.T
+    found = product.to(wide(rows.dtype))
+    at.logits.note(product, found)
+    return found
+
+
 def _score(at: Context, c: Fields, wh: Fields) -> Fields:
     chosen, tops, size = [], [], at.logit_rows(c[0], wh[0])
     for rows, targets in zip(c[0].split(size), at.targets.split(size), strict=True):
-        logits = (rows @ wh[0].T).to(wide(rows.dtype))
+        logits = _logits(at, rows, wh[0])
         found = logits.gather(1, targets.clamp(min=0)[:, None])[:, 0]
         chosen.append(found * (targets >= 0))
-        tops.append(logits.logsumexp(1))
+        tops.append(_log_sum_exps(logits))
+        del logits  # before the next chunk has its own
     return torch.cat(chosen), torch.cat(tops)
+
+
+def _log_sum_exps(logits: Tensor) -> Tensor:
+    """Returns torch's logsumexp of each row to the bit, where it needs no second array: logits are gone afterwards."""
+    most = logits.amax(1)
+    most.masked_fill_(most.abs() == torch.inf, 0.0)
+    return logits.sub_(most[:, None]).exp_().sum(1).log_().add_(most)
 
 
 def _lose(at: Context, one: Fields) -> Tensor:
@@ -161,29 +177,52 @@ def _lose(at: Context, one: Fields) -> Tensor:
     return (losses if at.loss is None else at.loss.values(losses)).sum()
 
 
-def _errors(at: Context, c: Tensor, wh: Tensor, one: Fields) -> Any:
-    """Yields, a chunk of tokens at a time, (tokens, the derivatives of their losses by logits): softmax less one at
-    their targets, by the slope of their losses."""
-    chosen, top = one
-    slopes = None if at.loss is None else at.loss.slopes(top - chosen)
-    size = at.logit_rows(c, wh)
-    for begin in range(0, len(c), size):
-        some = slice(begin, begin + size)
-        error = (c[some] @ wh.T).to(top.dtype).sub_(top[some, None]).exp_()  # of the product alone, where it lies
-        targets = at.targets[some]
-        here = targets >= 0
+class _Errors(NamedTuple):
+    """The derivatives of tokens' losses by logits: softmax less one at targets, by the slope of the losses. one: of
+    each token the logit of its target and the log-sum-exp of its logits. slopes: None where they are 1."""
+
+    at: Context
+    c: Tensor
+    wh: Tensor
+    one: Fields
+    slopes: Tensor | None
+
+    @staticmethod
+    def of(at: Context, c: Fields, wh: Fields, one: Fields) -> "_Errors":
+        """Returns those of a compute."""
+        chosen, top = one
+        return _Errors(at, c[0], wh[0], one, None if at.loss is None else at.loss.slopes(top - chosen))
+
+    def part(self, tokens: slice, words: slice) -> Tensor:
+        """Returns those of some tokens by the logits of some words, [tokens, words], in the hidden states' dtype."""
+        error = _logits(self.at, self.c[tokens], self.wh[words])
+        error.sub_(self.one[1][tokens, None]).exp_()  # where the product lies
+        targets = self.at.targets[tokens] - words.start
+        here = (targets >= 0) & (targets < error.shape[1])
         error[here.nonzero()[:, 0], targets[here]] -= 1
-        if slopes is not None:
-            error *= slopes[some, None]
-        yield c[some], error.to(c.dtype)
+        if self.slopes is not None:
+            error *= self.slopes[tokens, None]
+        return error.to(self.c.dtype)
 
 
 def _score_d0(at: Context, c: Fields, wh: Fields, one: Fields) -> Tensor:
-    return torch.cat([error @ wh[0] for _, error in _errors(at, c[0], wh[0], one)])
+    errors, found, all_words = _Errors.of(at, c, wh, one), torch.empty_like(c[0]), slice(0, len(wh[0]))
+    for some in _slices(len(found), at.logit_rows(c[0], wh[0])):
+        torch.matmul(errors.part(some, all_words), wh[0], out=found[some])
+    return found
 
 
 def _score_d1(at: Context, c: Fields, wh: Fields, one: Fields) -> Tensor:
-    return torch.stack([error.T @ rows for rows, error in _errors(at, c[0], wh[0], one)]).sum(0)
+    """By chunks of words, of all tokens: no chunk adds to what another one makes, which would be another gradient."""
+    errors, found, all_tokens = _Errors.of(at, c, wh, one), torch.empty_like(wh[0]), slice(0, len(c[0]))
+    for some in _slices(len(found), at.logit_words(c[0], wh[0])):
+        torch.matmul(errors.part(all_tokens, some).T, c[0], out=found[some])
+    return found
+
+
+def _slices(count: int, size: int) -> list[slice]:
+    """Returns slices of so many rows, `size` each."""
+    return [slice(begin, begin + size) for begin in range(0, count, size)]
 
 
 def _value(at: Context, c: Fields, vh: Fields) -> Tensor:

@@ -128,6 +128,9 @@ class Store:
         """Returns the bytes in which a message with these cells is to arrive; None: in memory of its own."""
         return None
 
+    def weigh(self, beside: int) -> None:
+        """Notes how many bytes there are now, in a store that tells. beside: and so many that are no cells."""
+
     def slab(self, key: Key, cell: Cell) -> Slab:
         """Returns the piece that a cell is in."""
         found = self.held.get(key, {}).get(cell)

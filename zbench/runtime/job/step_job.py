@@ -92,6 +92,8 @@ class StepReport:
     tokens of this rank, of all layers, and how many of these have none, where a router chooses; rows: of seats with a
     token, as zbench.step.byte_law.Chosen, where they are counted; swapped: of the whole step, those that the dense
     model would have chosen otherwise, of equals but for rounding. named: its messages by the machine's clock.
+    store_bytes: the most bytes of the step's tensors and logits on this rank at a time, None where they were not
+    weighed.
     """
 
     loss: float | None
@@ -113,6 +115,7 @@ class StepReport:
     seats: tuple[int, int] = (0, 0)
     rows: Mapping[tuple[int, int, int], tuple[int, ...]] = field(default_factory=dict)
     swapped: int = 0
+    store_bytes: int | None = None
     named: NamedMessages = field(default_factory=NamedMessages)
 
     def total(self) -> dict[str, Sizes]:

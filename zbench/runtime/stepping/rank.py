@@ -28,6 +28,7 @@ from zbench.runtime.handlers.optimizer import AcrossSteps, AdamWUpdate, NotedUpd
 from zbench.runtime.handlers.prepared import PreparedStep
 from zbench.runtime.handlers.resting import Resting
 from zbench.runtime.handlers.runner import StepRunner, Whole
+from zbench.runtime.handlers.store import Store
 from zbench.runtime.job.job import RankSetup
 from zbench.runtime.job.step_job import StepJob, StepReport
 from zbench.runtime.kernels.elementwise import Elementwise
@@ -48,6 +49,7 @@ from zbench.runtime.stepping.dense import DenseGradients, dense_gradients
 from zbench.runtime.stepping.instruments import Instruments, pace_of
 from zbench.runtime.stepping.rank_state import RankState, without_gradients
 from zbench.runtime.stepping.step_report import Ran, step_report
+from zbench.runtime.stepping.weighed_store import WeighedStore
 from zbench.runtime.stepping.weights import InitialWeights
 from zbench.runtime.stepping.words import BatchTargets, BatchWords, counted_losses
 from zbench.runtime.steps.device_seconds import Seconds
@@ -79,7 +81,9 @@ class SteppingRank:
         self.group = dist.new_group()
         messages = open_messages(self.group, self._node_of(num_ranks), self.device, pace=self.pace)
         machine = StepMachine(self.model, self.device, kernel, messages, NoUpdate())
-        self.runner, self.updates = StepRunner(machine, self.board), 0
+        weighed = self.device.type == "cpu" and not job.is_paced  # a GPU's allocator tells; pacing leaves no time
+        self.runner = StepRunner(machine, self.board, kind=WeighedStore if weighed else Store)
+        self.updates = 0
         self.resting: Resting | None = None  # what the step before has left; None before the first one
         self.left: Update | None = None  # of the step before, of what it has left gradients of in host memory
 
@@ -178,7 +182,7 @@ class SteppingRank:
         those that count."""
         self.board.wait("a checkpoint")
         prepared = PreparedStep.of(rests, self.process, self.runner.machine, (), ())
-        kept = RankState.loaded(path, self.rank, prepared, self.device)
+        kept = RankState.loaded(path, self.rank, prepared, self.device, self.runner.kind)
         self.runner.stores, self.updates, self.resting = dict(kept.stores), kept.updates, Resting.before(prepared)
         self.left = AdamWUpdate(self.job.optimizer, self.updates, num_labels)
         self.board.resume()
@@ -262,6 +266,9 @@ class SteppingRank:
         moved = {name: messages.ends[queue].traffic for name, queue in ((SWITCH, QUEUE), (HANDED_OVER, HANDED))}
         for queue in (QUEUE, HANDED):
             messages.ends[queue].traffic = Traffic()
+        store = self._own_store(self.runner)
+        if store is not None:
+            store.begin()
         self.runner.run(prepared)
         messages.times.end()
         self._synchronize()
@@ -270,7 +277,14 @@ class SteppingRank:
 
     def _report(self, runner: StepRunner, ran: Ran, compiling: float, noted: PreparedStep | None = None) -> StepReport:
         """Returns what a runner's messages and a rank's memory tell of what it has run. noted: as of step_report."""
-        return step_report(runner.machine.messages, self.device, self.capacity_bytes, ran, compiling, noted)
+        found = step_report(runner.machine.messages, self.device, self.capacity_bytes, ran, compiling, noted)
+        store = self._own_store(runner)
+        return found if store is None else replace(found, store_bytes=store.peak)
+
+    def _own_store(self, runner: StepRunner) -> WeighedStore | None:
+        """Returns the store of this rank's GPU, None where it is not weighed."""
+        found = runner.stores.get(self.process)
+        return found if isinstance(found, WeighedStore) else None
 
     def _synchronize(self) -> None:
         """Returns once the device has done all that it was given."""

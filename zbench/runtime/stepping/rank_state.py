@@ -48,9 +48,11 @@ class RankState:
         return found
 
     @staticmethod
-    def loaded(path: str, rank: int, prepared: PreparedStep, device: torch.device) -> "RankState":
-        """Returns the state that a checkpoint has. Collective."""
-        found = RankState(rank, prepared, {place: Store(device) for place in prepared.places}, to_fill=True)
+    def loaded(
+        path: str, rank: int, prepared: PreparedStep, device: torch.device, kind: type[Store] = Store
+    ) -> "RankState":
+        """Returns the state that a checkpoint has. kind: of stores. Collective."""
+        found = RankState(rank, prepared, {place: kind(device) for place in prepared.places}, to_fill=True)
         load_checkpoint(path, found)
         return found
 

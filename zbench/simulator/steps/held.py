@@ -2,8 +2,8 @@
 
 An item lives from the operation that writes or adds to it first to the one that touches it last, or to the end of its
 template where the contract leaves it; a copy that is forgotten (DROP) and written again lives twice. Logits, which are
-no item, are there from the first formula of the head's that makes them to the last (zbench.cost.loss). An item that is
-taken and added to again counts in between.
+no item, are there while a formula of the head's that makes them is computed (zbench.cost.loss). An item that is taken
+and added to again counts in between.
 """
 
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ def _logits(of: PlayedTemplate, model: Model) -> Ints:
     makers = [one for one in of.template.formulas if layout.formulas[one].terms[0].function in _MAKE_LOGITS]
     if not makers:
         return np.zeros((0, 5), np.int64)
-    sizes, lives = Sizes(layout, (of.template,)), dict[int, tuple[int, int, int]]()
+    sizes, rows = Sizes(layout, (of.template,)), list[tuple[int, int, int, int, int]]()
     known = dict[tuple[float, float], int]()  # most GPUs have as many tokens and words as others
     for number in makers:
         formula = layout.formulas[number]
@@ -90,9 +90,7 @@ def _logits(of: PlayedTemplate, model: Model) -> Ints:
         for place, op, count, words in zip(*(one.tolist() for one in columns), strict=True):
             if (count, words) not in known:
                 known[count, words] = logits_bytes(model, int(count), words)
-            first, last, most = lives.get(place, (op, op, 0))
-            lives[place] = min(first, op), max(last, op), max(most, known[count, words])
-    rows = [(len(layout.tensors), place, *lives[place]) for place in sorted(lives)]
+            rows.append((len(layout.tensors), place, op, op, known[count, words]))
     return np.array(rows, np.int64).reshape(-1, 5)
 
 
