@@ -18,6 +18,7 @@ from zbench.planned.machine_values import cluster_of, cluster_values, model_of, 
 from zbench.planned.plan_values import ints, plan_of, plan_values, shown
 from zbench.planned.strategy_values import STRATEGY, strategy_of, strategy_values
 from zbench.plans.plan import Ints, Plan
+from zbench.plans.text import summary
 from zbench.proof.verify import PlanError, verify, verify_step
 
 _PATH = str | os.PathLike[str]
@@ -127,8 +128,9 @@ class StepPlans:
         )
         head = f"step of {whole}{f', planned by {self.system}' if self.system else ''}"
         if len(self.plans) == 1:
-            return f"{head}\n{self.plans[0]}"
-        each = (f"micro-batch {number}: {plan}" for number, plan in enumerate(self.plans))
+            return f"{head}\n{summary(self.plans[0], self.model.tensor_parallel)}"
+        told = (summary(plan, self.model.tensor_parallel) for plan in self.plans)
+        each = (f"micro-batch {number}: {words}" for number, words in enumerate(told))
         return "\n".join((f"{head}: {with_noun(len(self.plans), 'micro-batch')}", *each))
 
 

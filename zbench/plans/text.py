@@ -55,21 +55,26 @@ _FORMS = (
 )
 
 
-def summary(plan: Plan) -> str:
-    """Returns what a person wants to know of a plan: sizes, balance, what is cut, operations by kind; a few lines."""
+def summary(plan: Plan, group: int = 1) -> str:
+    """Returns what a person wants to know of a plan: sizes, balance, what is cut, operations by kind; a few lines.
+
+    group: GPUs that are one rank of the plan, a tensor-parallel group.
+    """
+    rank, each = ("rank", "") if group == 1 else ("tensor-parallel group", f" of {group} GPUs")
     tokens, lists = plan.tokens_per_rank, (("forward", plan.forward), ("backward", plan.backward))
     home = plan.blocks.home[plan.blocks.block]
     first = np.unique(np.stack([plan.blocks.seq, home]), axis=1)[0]  # a sequence once for every rank that has some
     ranks = np.bincount(first, minlength=len(plan.lengths))
     cut = ranks[ranks > 1]
-    over = f" over up to {cut.max():,} ranks" if len(cut) else ""
+    over = f" over up to {cut.max():,} {rank.split()[-1]}s" if len(cut) else ""
     padded = int(plan.lengths.sum() - plan.own_lengths.sum())
     padding = f" and {padded:,} of padding" if padded else ""
     lines = [
         f"plan of {with_noun(len(plan.lengths), 'sequence')}, {int(plan.own_lengths.sum()):,} tokens{padding}, "
-        f"{with_noun(plan.num_ranks, 'rank')}, {with_noun(len(plan.blocks), 'block')}",
-        f"  tokens of a rank: {tokens.min():,} to {tokens.max():,}; mask {plan.mask}; heads {plan.num_heads}",
-        f"  sequences: {len(ranks) - len(cut):,} whole on a rank, {len(cut):,} cut{over}",
+        f"{with_noun(plan.num_ranks, rank)}{each}, {with_noun(len(plan.blocks), 'block')}",
+        f"  tokens of a {rank.split()[-1]}: {tokens.min():,} to {tokens.max():,}; mask {plan.mask}; "
+        f"heads {'of a GPU ' * (group > 1)}{plan.num_heads}",
+        f"  sequences: {len(ranks) - len(cut):,} whole on a {rank.split()[-1]}, {len(cut):,} cut{over}",
     ]
     for name, ops in lists:
         moved = np.bincount(ops.tensor[ops.kind == TRANSFER], minlength=len(TENSOR_NAMES))

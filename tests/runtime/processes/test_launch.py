@@ -275,7 +275,8 @@ def test_a_stopped_rank_is_named() -> None:
 
 def test_of_ranks_that_stand_still_the_one_that_does_not_wait_is_named() -> None:
     with doomed(timeout=1.0) as fleet:
-        assert str(failure(fleet, "unless", 1, "sleep")) == "rank 1 made no progress for 1 s in step 7, reduction"
+        told = "rank 1 made no progress for 1 s in step 7, reduction: a longer executor.timeout waits for it"
+        assert str(failure(fleet, "unless", 1, "sleep")) == told
 
 
 def test_ranks_that_wait_for_each_other_are_told_as_such() -> None:

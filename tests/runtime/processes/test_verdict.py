@@ -82,7 +82,7 @@ def test_the_verdict_waits_for_how_a_lost_rank_ended(monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("stopped", "is_waiting", "sentence"),
     [
-        (None, False, "rank 2 made no progress for 30 s in step 2"),
+        (None, False, "rank 2 made no progress for 30 s in step 2: a longer executor.timeout waits for it"),
         (None, True, "rank 2 made no progress for 30 s in step 2, waiting for others, as do all"),
         (1, False, "rank 1 is stopped and made no progress for 30 s in step 1"),
         (1, True, "rank 1 is stopped and made no progress for 30 s in step 1"),

@@ -80,4 +80,5 @@ def stuck(
     still = stillness(rank)
     what = f"{f'{still} and ' if still else ''}made no progress for {seconds:g} s"
     others = ", waiting for others, as do all" if is_waiting and not still else ""
-    return RankFailed(failure_sentence(f"rank {rank}", what, f"{at(rank)}{others}"), rank)
+    instead = "" if others or still else "a longer executor.timeout waits for it"
+    return RankFailed(failure_sentence(f"rank {rank}", what, f"{at(rank)}{others}", instead), rank)
