@@ -151,6 +151,17 @@ def test_planners_know_where_experts_are_and_what_is_beside_matmuls(uneven: Cost
     assert other == replace(cost, model=other.model, pipelines=False)
 
 
+def test_ranks_that_are_groups_are_told_of_groups(uneven: Cost) -> None:
+    step = step_of(uneven)
+    grouped = replace(step, model=replace(step.model, tensor_parallel=2, num_heads=2 * step.model.num_heads))
+    told, ranks = str(grouped), step.plans[0].num_ranks
+    assert f"{ranks} tensor-parallel groups of 2 GPUs," in told
+    assert "tokens of a group: " in told
+    assert f"heads of a GPU {step.model.num_heads}" in told
+    assert " rank" not in told.partition("forward")[0]
+    assert f"{ranks} ranks," in str(step)
+
+
 BROKEN: list[tuple[str, Callable[[dict[str, Any]], object], str]] = [
     ("version", lambda v: v.update(format="zbench-plan/2"), "has the format 'zbench-plan/2'; this zbench reads"),
     ("format", lambda v: v.pop("format"), "which is no plan of zbench"),
