@@ -100,6 +100,8 @@ def cluster_words(facts: Mapping[str, Any]) -> str:
         )
     if facts.get("pipeline_parallel", 1) > 1:
         words += f"; {with_noun(facts['pipeline_parallel'], 'pipeline stage')}"
+    if facts.get("expert_gpus", 1) > 1:
+        words += f"; a layer's experts over {facts['expert_gpus']} GPUs"
     if not facts.get("synchronous", True):
         words += "; not synchronous: workers train apart in rounds, so tokens/s compare at equal loss alone"
     return words

@@ -218,6 +218,7 @@ class Parts:
             "embedding_params": 0 if model.tied_embeddings else model.table_params,
             "tensor_parallel": self.cost.tp,
             "pipeline_parallel": self.cost.pp,
+            **({"expert_gpus": self.cost.expert_gpus} if self.cost.expert_gpus > 1 else {}),
             "context_limit": self.workload.context_limit if isinstance(self.workload, HasContextLimit) else None,
         }
 

@@ -13,6 +13,9 @@ Column32 = NDArray[np.int32]
 KINDS = ("compute", "send", "move", "gather", "reduce", "drop")
 COMPUTE, SEND, MOVE, GATHER, REDUCE, DROP = range(6)
 QUEUES = ("compute", "attention", "tensor_parallel", "parameters", "gradients", "experts", "stages", "host")
+# Queues whose messages to a lower place do not wait behind those to a higher one: dx of the stage before would wait for
+# an x that is needed after it.
+BOTH_WAYS = tuple(name == "stages" for name in QUEUES)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from zbench.describe.arrays import Floats, Ints
 from zbench.describe.compiled import ENTERED, INNER
 from zbench.describe.links import NIC
 from zbench.simulator.hops import class_of, proxy
-from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, QUEUES, REDUCE, SEND
+from zbench.step.operations import BOTH_WAYS, COMPUTE, DROP, GATHER, MOVE, REDUCE, SEND
 
 TX, RX, THROUGH_TX, THROUGH_RX = range(4)
 START, NEVER = -1, -2  # in place of a hop before: an operation's first; one that waits for its queue or for named hops
-_STAGES = QUEUES.index("stages")
+_BOTH_WAYS = np.array(BOTH_WAYS)
 OP, RANK, QUEUE_A, QUEUE_B, LINK_A, LINK_B, CLASS, BYTES, AFTER, IS_LAST, PIECES = range(11)  # rows of a table of hops
 
 
@@ -156,8 +156,7 @@ def expand(ops, begin, size, lists, legs, to):  # type: ignore[no-untyped-def]
             _host_copy(out, at, number, op, size[number], to)
         elif op[11] < 0 or node[op[2]] == node[op[3]]:
             c = class_of(op[2], op[3], to.classes, to.member)
-            # Back to the stage before by queues of their own: dx would wait for an x that is needed after it.
-            back = op[8] == _STAGES and op[3] < op[2]
+            back = _BOTH_WAYS[op[8]] and op[3] < op[2]
             ways = (THROUGH_TX, THROUGH_RX) if back else (TX, RX)
             _hop(out, at, (number, op[8]), (op[2], op[3]), ways, c, (size[number], START), to)
         else:
