@@ -1,7 +1,7 @@
 """Makes one process's instructions of a step's templates. Pure.
 
 Every process goes through a template's operations in their one order and takes of each what the places it holds have a
-part in; tensor parallelism's exchanges go ahead of computes that have nothing to do with them
+part in; what it sends, and tensor parallelism's exchanges, go ahead of computes that have nothing to do with them
 (zbench.runtime.steps.early). As an operation uses only what earlier ones made, the earliest message that is not there
 can always go on, and nothing deadlocks. A gather is its transfers from the homes of cells to the members, a reduction
 those from the members that have contributions to the homes: as many bytes as the collectives of libraries move, and

@@ -1,10 +1,12 @@
-"""Moves exchanges of tensor-parallel groups ahead of computes that have nothing to do with them. Pure.
+"""Moves messages ahead of computes that have nothing to do with them. Pure.
 
 A process goes through its instructions one by one, and begins a message where it stands. A GPU's links, and those of
-the clock, begin it once what it carries is there. So each of these exchanges goes as far ahead as its cells allow: a
-gather stands beside matmuls before the one that it is for, a reduction directly behind what it sums. Exchanges stay in
-the order of the step among each other, which is what names their messages, and so do all that touch a cell. Others stay
-where they are: keys and values that came earlier would be in memory beside what the account has there.
+the clock, begin it once what it carries is there. So what a process sends goes as far ahead as its cells allow: in a
+ring it would else send its own keys only behind an attend that waits for those of the one before, and one message at a
+time would go round. Of tensor-parallel groups what comes goes ahead, too: a gather stands beside matmuls before the one
+that it is for, a reduction directly behind what it sums. What comes otherwise stays where it is: keys and values that
+came earlier would be in memory beside what the account has there. Exchanges stay in the order of the step among each
+other, which is what names their messages, and so do all that touch a cell.
 """
 
 from collections.abc import Sequence
@@ -20,7 +22,8 @@ Touched = dict[Where, set[Cell]]
 
 
 def with_early_exchanges(instructions: Sequence[Instruction]) -> list[Instruction]:
-    """Returns a template's instructions with tensor parallelism's exchanges as early as they can be.
+    """Returns a template's instructions with messages that leave, and tensor parallelism's exchanges, as early as they
+    can be.
 
     An exchange that sends on what has come, and that no compute has read yet, stays: the process would wait for it.
     None goes ahead of a drop: what it brings would be in memory beside what the step has dropped by then.
@@ -30,7 +33,8 @@ def with_early_exchanges(instructions: Sequence[Instruction]) -> list[Instructio
     for one in instructions:
         at = len(found)
         if isinstance(one, Exchange):
-            if one.queue == EARLY and not any(_of(_cells(part.src, part.cells), coming) for part in one.sends):
+            moves = one.queue == EARLY or not (one.receives or one.copies)
+            if moves and not any(_of(_cells(part.src, part.cells), coming) for part in one.sends):
                 touched = _touched(one)
                 while at and isinstance(found[at - 1], Compute) and not _of(_touched(found[at - 1]), touched):
                     at -= 1
