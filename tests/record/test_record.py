@@ -380,6 +380,7 @@ SAMPLED = step_line(
     expert_rows={"dropped": 0.125, "padded": 0.25, "kept": 0.875},
     recompute={"level": "full", "layers": [1], "of_layers": 2},
     host_bytes=[1],
+    store_bytes=[1],
 )
 
 

@@ -78,3 +78,8 @@ def test_the_fullest_node_s_host_memory_is_a_figure(dead: bool) -> None:
     steps = [step(host_bytes=[3, 5], out_of_memory=dead), step(host_bytes=[4, 1])]
     assert asdict(figures(TINY, steps))["host_bytes"] == 5
     assert figures(TINY, [step()]).host_bytes is None
+
+
+def test_the_bytes_of_a_step_are_those_of_its_fullest_process() -> None:
+    assert figures(TINY, [step(store_bytes=[3, 5]), step(store_bytes=[4, 1])]).store_bytes == 5
+    assert figures(TINY, [step()]).store_bytes is None
