@@ -2,7 +2,7 @@
 
 python -m tests.bench.runtimes [--beside CHECKOUT] [--steps N] [executor=NAME ...] [key=value ...]
 
-Each executor (torch and torch where none is named) is a process of its own with its ranks; so is that of
+Each executor (torch_attention and torch where none is named) is a process of its own with its ranks; so is that of
 every executor in another CHECKOUT. All are told to take the same step one after another, so that what else the machine
 does meanwhile is in all of them. Core seconds are the kernel's (schedstat), of the driver, which plans, builds and
 proves, and of all its ranks. Reported are medians over steps; of the ranks' seconds, summed, what they went to.
