@@ -66,8 +66,8 @@ def test_a_cover_of_choices_has_each_for_every_system_that_can_have_it() -> None
     placed = [replace(one, experts=experts) for one in every[:8] for experts in ("whole", "cut")]
     able = {"1": every[8:], "2": [], "3": every[:2], **dict.fromkeys("456", placed)}
     for seed in range(20):
-        found = choice_cover(cover, lambda one: able[one.cluster], seed)
-        assert found == choice_cover(cover, lambda one: able[one.cluster], seed)
+        found = choice_cover(cover, lambda one: able[one.cluster], lambda one, choice: True, seed)
+        assert found == choice_cover(cover, lambda one: able[one.cluster], lambda one, choice: True, seed)
         assert set(cover) - set(found) == {one for one in cover if one.cluster == "2"}
         for system in ("s", "t"):
             mine = {one.cluster: choice for one, choice in found.items() if one.system == system}
@@ -93,9 +93,10 @@ def test_choices_of_conf_are_those_that_a_job_can_have() -> None:
     offloads |= {"recompute=full memory=offload", "recompute=full memory=alst"}
     assert held("tiny", "h100_4x8") - held("tiny", "a800_2x8") == offloads
     without = {one.partition(" experts=")[0] for one in held("moe_8x550m", "a800_2x8")}
+    schedules = {f"{where} schedule={one}" for where in ("whole", "cut") for one in held_by.schedules}
     assert held("tiny", "a800_2x8") == without
     assert held("llama_7b_pp4", "h100_4x8") == {*without, *offloads}
-    assert {one.partition(" experts=")[2] for one in held("moe_8x550m", "h100_4x8")} == {"home", "whole", "cut"}
+    assert {one.partition(" experts=")[2] for one in held("moe_8x550m", "h100_4x8")} == {"home", *schedules}
     cost = costs["moe_8x550m", "h100_4x8"]
     assert isinstance(cost, Cost)
     degrees = [expert_degrees(cost, one) for one in ("home", "whole", "cut")]

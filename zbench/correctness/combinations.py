@@ -96,9 +96,14 @@ class Combinations:
         return isinstance(self.costs[model, cluster], Cost)
 
     def choices(self, combinations: Sequence[Combination]) -> dict[Combination, StrategyChoice]:
-        """Returns which recomputation, memory and experts' GPUs each combination is tried with, all of them for every
-        system; none for one that cannot be."""
-        return choice_cover(combinations, self._choices_of, self.seed)
+        """Returns which recomputation, memory, experts' GPUs and schedule each combination is tried with, all of them
+        for every system; none for one that cannot be."""
+        return choice_cover(combinations, self._choices_of, self._can_have, self.seed)
+
+    def _can_have(self, combination: Combination, choice: StrategyChoice) -> bool:
+        cost = self.costs[combination.model, combination.cluster]
+        strategy = self.strategies[combination.model]
+        return isinstance(cost, Cost) and self.strategy_choices.can_be(cost, strategy, choice)
 
     def _choices_of(self, combination: Combination) -> list[StrategyChoice]:
         pair = combination.model, combination.cluster

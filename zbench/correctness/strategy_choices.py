@@ -1,5 +1,5 @@
-"""The choices of conf/recompute and conf/memory, and of experts on GPUs, with which combinations are tried. An edge:
-OmegaConf.
+"""The choices of conf/recompute, conf/memory and conf/experts, and of experts on GPUs, with which combinations are
+tried. An edge: OmegaConf.
 
 A combination of a system, a model and a cluster has one of each, and all choices come round for every system that can
 have them: each combination takes those with the most choices that its system still lacks, combinations first that can
@@ -8,6 +8,7 @@ take the fewest.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import gcd
 from typing import Any
 
@@ -19,6 +20,7 @@ from zbench.correctness.cover import Combination
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.cost.memory.needs import check_memory
+from zbench.describe.expert_schedule import SEQUENTIAL, Experts
 from zbench.describe.strategies.step_strategy import StepStrategy
 from zbench.describe.strategies.training_strategy import TrainingStrategy
 from zbench.describe.strategy import Recompute, TrainingMemory
@@ -31,15 +33,18 @@ AT_HOME, WHOLE, CUT = "home", "whole", "cut"  # experts: all on every GPU; some 
 @dataclass(frozen=True, slots=True, order=True)
 class StrategyChoice:
     """A choice of conf/recompute with one of conf/memory, by their names, and where experts are: "home", "whole" or
-    "cut"; "" of a model without."""
+    "cut"; "" of a model without. schedule: of experts that are on several GPUs, a choice of conf/experts; "" of
+    others."""
 
     recompute: str
     memory: str
     experts: str = ""
+    schedule: str = ""
 
     def __str__(self) -> str:
         experts = f" experts={self.experts}" if self.experts else ""
-        return f"recompute={self.recompute} memory={self.memory}{experts}"
+        schedule = f" schedule={self.schedule}" if self.schedule else ""
+        return f"recompute={self.recompute} memory={self.memory}{experts}{schedule}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +53,14 @@ class StrategyChoices:
 
     recompute: Mapping[str, Recompute]
     memory: Mapping[str, TrainingMemory]
+    schedules: Mapping[str, Experts]
 
     @staticmethod
     def of(chunk_tokens: int) -> "StrategyChoices":
         """Reads conf/. chunk_tokens: of chunks that its yamls count, which are far more tokens than a GPU has here."""
         again = {name: Recompute(**_keys("recompute", name)) for name in choices("recompute")}
         held = {name: _cut(TrainingMemory(**_keys("memory", name)), chunk_tokens) for name in choices("memory")}
-        return StrategyChoices(again, held)
+        return StrategyChoices(again, held, {name: Experts(**_keys("experts", name)) for name in choices("experts")})
 
     def made(self, cost: Cost, strategy: TrainingStrategy, choice: StrategyChoice) -> tuple[Cost, StepStrategy]:
         """Returns the cost model of a job with another choice, and what its whole steps have besides. strategy: of the
@@ -63,26 +69,34 @@ class StrategyChoices:
         Raises:
             ValueError: it cannot be; the message names the keys.
         """
-        chosen = replace(strategy, recompute=self.recompute[choice.recompute], memory=self.memory[choice.memory])
+        expert_parallel, cut = expert_degrees(cost, choice.experts)
+        chosen = replace(
+            strategy,
+            recompute=self.recompute[choice.recompute],
+            memory=self.memory[choice.memory],
+            parallel=replace(strategy.parallel, expert_parallel=expert_parallel, expert_tensor_parallel=cut),
+            experts=self.schedules[choice.schedule or SEQUENTIAL],
+        )
         model = replace(cost.gpus.model, **chosen.model_fields)
         made = make_cost(cost.gpus.cluster, model, not model.rests_on_hosts)  # which takes no pipelines
         check_memory(made)
-        degrees = expert_degrees(made, choice.experts)
-        step = replace(StepStrategy.of(chosen), expert_parallel=degrees[0], expert_tensor_parallel=degrees[1])
+        step = StepStrategy.of(chosen)
         Simulated(made, **step.arguments)  # refuses what there are no steps of
         return made, step
 
     def possible(self, cost: Cost, strategy: TrainingStrategy) -> list[StrategyChoice]:
-        """Returns the choices that a job can have."""
-        return [
-            StrategyChoice(again, held, experts)
-            for experts in _placements(cost)
-            for again in self.recompute
-            for held in self.memory
-            if self._can_be(cost, strategy, StrategyChoice(again, held, experts))
-        ]
+        """Returns the choices that a job can have with its experts at once, each with every schedule of experts, with
+        which some cannot be."""
+        found = []
+        for experts in _placements(cost):
+            schedules = tuple(self.schedules) if experts in (WHOLE, CUT) else ("",)
+            for again, held in product(self.recompute, self.memory):
+                if self.can_be(cost, strategy, StrategyChoice(again, held, experts)):
+                    found += [StrategyChoice(again, held, experts, one) for one in schedules]
+        return found
 
-    def _can_be(self, cost: Cost, strategy: TrainingStrategy, choice: StrategyChoice) -> bool:
+    def can_be(self, cost: Cost, strategy: TrainingStrategy, choice: StrategyChoice) -> bool:
+        """Returns whether a job can have a choice."""
         try:
             self.made(cost, strategy, choice)
         except ValueError:
@@ -113,10 +127,13 @@ def _placements(cost: Cost) -> list[str]:
 
 
 def choice_cover(
-    combinations: Sequence[Combination], possible: Callable[[Combination], Sequence[StrategyChoice]], seed: int = 0
+    combinations: Sequence[Combination],
+    possible: Callable[[Combination], Sequence[StrategyChoice]],
+    can_be: Callable[[Combination, StrategyChoice], bool],
+    seed: int = 0,
 ) -> dict[Combination, StrategyChoice]:
-    """Chooses one for each combination that can have some, so that each system has every choice that it can. Ties are
-    broken by the seed."""
+    """Chooses one for each combination that can have some, so that each system has every choice that it can. can_be:
+    whether a combination can have one of those that `possible` has of it. Ties are broken by the seed."""
     rng = np.random.default_rng(seed)
     found: dict[Combination, StrategyChoice] = {}
     for system in dict.fromkeys(one.system for one in combinations):
@@ -127,9 +144,12 @@ def choice_cover(
             if not able:
                 continue
             order = rng.permutation(len(able)).tolist()
-            best = max(order, key=lambda at: len(missing & _parts(able[at])))
-            found[one] = able[best]
-            missing -= _parts(able[best])
+            order.sort(key=lambda at: -len(missing & _parts(able[at])))
+            best = next((able[at] for at in order if can_be(one, able[at])), None)
+            if best is None:
+                continue
+            found[one] = best
+            missing -= _parts(best)
             missing = missing or set(every)
     return found
 
@@ -137,7 +157,8 @@ def choice_cover(
 def _parts(choice: StrategyChoice) -> set[tuple[str, str]]:
     """Returns the choices, each with its group."""
     parts = {("recompute", choice.recompute), ("memory", choice.memory)}
-    return parts | ({("experts", choice.experts)} if choice.experts else set())
+    named = ("experts", choice.experts), ("schedule", choice.schedule)
+    return parts | {(group, name) for group, name in named if name}
 
 
 def _keys(group: str, name: str) -> dict[str, Any]:
