@@ -293,7 +293,5 @@ def test_plans_that_pad_sequences_are_a_sentence(monkeypatch: pytest.MonkeyPatch
     cost = cost_of()
     executor, batch = Torch(cost, WORKLOAD), Batch(np.array([5, 3]), 0, 0)
     monkeypatch.setattr(executor, "_fleet", object())
-    with pytest.raises(
-        ValueError, match=r"^plans pad sequences, as with system.padding=published; executor=torch "
-    ):
+    with pytest.raises(ValueError, match=r"^plans pad sequences, as with system.padding=published; executor=torch "):
         executor.step(batch, Ring(cost, padding="published").plan(batch))

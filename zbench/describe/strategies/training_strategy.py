@@ -46,8 +46,7 @@ class TrainingStrategy:
         if method != NONE and self.parallel.tensor_parallel == 1:
             raise ValueError(
                 f"overlap.method is {method}; with parallel.tensor_parallel=1 no group exchanges anything, so it takes "
-                f"{NONE}, or parallel=tp2, tp4 or tp8 beside it in executor=simulated, torch or "
-                "desk"
+                f"{NONE}, or parallel=tp2, tp4 or tp8 beside it in executor=simulated, torch or desk"
             )
         experts = self.experts
         for name, value, usual in (
