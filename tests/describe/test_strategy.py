@@ -388,25 +388,37 @@ def test_workers_of_rounds_have_no_groups_or_stages(key: str) -> None:
             r"experts\.gradients is between; with sync=.* so it takes layer",
         ),
         (Experts(homes="even"), r"experts\.homes is even; with sync=local_sgd .* so it takes planned"),
-        (Experts(routing="token_choice"), r"experts\.routing is token_choice; with sync=.* so it takes drawn"),
     ],
 )
-def test_workers_of_rounds_have_no_pieces_homes_or_routers(experts: Experts, told: str) -> None:
+def test_workers_of_rounds_have_no_pieces_or_homes(experts: Experts, told: str) -> None:
     parts = Sharding("none"), Recompute("none"), TrainingMemory(), Parallel(expert_parallel=2), ExchangeOverlap()
     with pytest.raises(ValueError, match=f"^{told}$"):
         TrainingStrategy(*parts, experts, RoundSync("local_sgd", 3))
     assert TrainingStrategy(*parts, experts).sync == RoundSync()
     for degree in (2, "auto"):
         assert TrainingStrategy(*parts, Experts("tutel", degree), RoundSync("local_sgd", 3)).sync.in_rounds
+    assert TrainingStrategy(*parts, Experts(routing="token_choice"), RoundSync("local_sgd", 3)).sync.in_rounds
 
 
-def test_workers_of_rounds_have_what_layers_keep_on_hosts_alone() -> None:
+def test_workers_of_rounds_have_hosts_of_their_own() -> None:
+    """With numbers of layers that are given, and updates that are not late."""
     groups = Parallel(), ExchangeOverlap(), Experts(), RoundSync("local_sgd", 3)
-    for memory in (TrainingMemory(offload="inputs"), TrainingMemory(offload="activations", offload_layers="auto")):
-        assert TrainingStrategy(Sharding("zero1"), Recompute("full"), memory, *groups).sync.in_rounds
-    told = r"^memory\.offload is optimizer; with sync=local_sgd .* so it takes none, inputs or activations$"
-    with pytest.raises(ValueError, match=told):
-        TrainingStrategy(Sharding("zero1"), Recompute("full"), TrainingMemory(offload="optimizer"), *groups)
+    zero = Sharding("zero1"), Recompute("full")
+    for memory in (
+        TrainingMemory(offload="inputs"),
+        TrainingMemory(offload="activations", offload_layers="auto"),
+        TrainingMemory(offload="optimizer", optimizer_layers=1),
+    ):
+        assert TrainingStrategy(*zero, memory, *groups).sync.in_rounds
+    for given, told in (
+        (
+            {"optimizer_layers": "auto"},
+            r"optimizer_layers is auto; with sync=local_sgd .* so it takes a number or all$",
+        ),
+        ({"host_updates": "across_steps"}, r"host_updates is across_steps; with sync=local_sgd .* or after_backward$"),
+    ):
+        with pytest.raises(ValueError, match=rf"^memory\.{told}"):
+            TrainingStrategy(*zero, TrainingMemory(offload="optimizer", **given), *groups)
 
 
 def test_words_and_fields_are_of_the_groups() -> None:

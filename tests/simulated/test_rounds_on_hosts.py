@@ -81,7 +81,7 @@ def test_host_memory_of_a_node() -> None:
             assert max(found[1].peak_bytes) < max(on_gpus[1].peak_bytes)
             assert not on_gpus[1].host_bytes
     tight = replace(cost.cluster, host_memory=1.02 * rests / 2)  # of four ranks, two of a node
-    with pytest.raises(ValueError, match=r"^cluster.host_memory is .* with which a node needs .* GiB of it"):
+    with pytest.raises(ValueError, match=r"^cluster.host_memory is .* with which a node needs .* MiB of it"):
         played(make_cost(tight, cost.model, pipelines=False), RoundSync(SLOWMO, 2, "rank"), 2)
 
 

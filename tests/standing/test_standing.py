@@ -99,7 +99,10 @@ def test_what_was_measured_has_a_table_of_its_own(capsys: pytest.CaptureFixture[
     """The records of the desk: the same steps measured and simulated; who is compared has to be in them."""
     path = str(Path(__file__).parents[2] / "results" / "paper" / "desk_systems.jsonl")
     found = cells_by_world(read(path)[0])
-    assert [kind for _, _, kind in found] == ["measured, executor desk", "simulated, executor simulated_attention"]
+    assert [kind for _, _, kind in found] == [
+        "measured, executor desk_attention",
+        "simulated, executor simulated_attention",
+    ]
     measured, simulated = (worlds["nominal"]["nodewise"] for worlds in found.values())
     assert measured.keys() == simulated.keys()
     assert all(measured[name].seconds != simulated[name].seconds for name in measured)
