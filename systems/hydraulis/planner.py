@@ -251,8 +251,8 @@ def _checked(given: object, cost: Cost) -> list[tuple[int, int]]:
         reason = refusal(numbers[0], numbers[1], cost)
         if not reason and not cost.pipelines and numbers != [1, 1]:
             reason = (
-                "only executor=simulated and torch with "
-                "sharding.window=1, sharding.gradient_bucket=layer, sharding.collectives=flat, no sharding.degrees, "
+                "only executor=simulated and torch with sharding.window=1, sharding.gradient_bucket=layer, "
+                "sharding.collectives=flat, no sharding.degrees, "
                 "parallel=none and a model without experts, have pipelines that a planner chooses; others take [[1,1]]"
             )
         if reason:

@@ -18,7 +18,7 @@ import numpy as np
 from tests.helpers.oracles import small
 from zbench.api.parts import system_named
 from zbench.correctness.steps.cases import ProcessOptions, StepCase
-from zbench.correctness.steps.combination import MODEL
+from zbench.correctness.steps.choices import MODEL
 from zbench.correctness.steps.command import RANK
 from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch

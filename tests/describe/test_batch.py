@@ -46,7 +46,7 @@ def test_labels_that_count(batch: Batch, random: Random) -> None:
     assert batch.counted_labels == batch.num_tokens
     every = np.arange(len(batch.lengths))
     some = np.array([one for one in every if random.random() < 0.5], np.int64)
-    assert batch.labels_in(some) == batch.lengths[some].sum()
+    assert batch.of_sequences(some).counted_labels == batch.lengths[some].sum()
     counts = np.array([random.random() < 0.5 for _ in range(batch.num_tokens)])
     fewer = replace(batch, counts=counts)
     assert fewer.counted_labels == np.count_nonzero(counts)
@@ -54,8 +54,8 @@ def test_labels_that_count(batch: Batch, random: Random) -> None:
     assert parts is not None
     assert [len(one) for one in parts] == batch.lengths.tolist()
     assert np.concatenate(parts).tolist() == counts.tolist()
-    assert fewer.labels_in(some) == sum(parts[one].sum() for one in some)
-    assert fewer.labels_in(every) == fewer.counted_labels
+    assert fewer.of_sequences(some).counted_labels == sum(parts[one].sum() for one in some)
+    assert fewer.of_sequences(every).counted_labels == fewer.counted_labels
 
 
 def test_the_digest_names_labels_that_count() -> None:

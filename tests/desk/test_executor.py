@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,9 +95,9 @@ def test_a_device_that_this_machine_cannot_be_is_refused_before_the_first_step(t
         ({"fault": {"nic": 1, "step": 0, "rate": 2}}, r"executor.fault.rate is no key"),
     ],
 )
-def test_settings_that_cannot_be(settings: dict[str, object], sentence: str) -> None:
+def test_settings_that_cannot_be(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        DeskAttention(COST, Fixed(seed=0, tokens=64, length=64), **settings)  # type: ignore[arg-type]
+        DeskAttention(COST, Fixed(seed=0, tokens=64, length=64), **settings)
 
 
 def test_zero_is_refused() -> None:

@@ -291,7 +291,7 @@ def test_workers_in_rounds_weigh_by_labels_and_may_have_none() -> None:
             if step in (1, 2):  # the worker of the fewest labels, or the other one, has none
                 for number in own[step - 1]:
                     counts[number][:] = False  # views of the batch's
-            silent += sum(batch.labels_in(np.array(mine)) == 0 for mine in own)
+            silent += sum(batch.of_sequences(np.array(mine, np.int64)).counted_labels == 0 for mine in own)
             found.append(executor.step(batch, plans).loss)
             total = 0.0
             for worker, mine in zip(workers, own, strict=True):

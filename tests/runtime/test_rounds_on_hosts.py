@@ -85,7 +85,7 @@ CASES: dict[str, Any] = {
 
 
 def on_hosts(cost: Cost, what: dict[str, Any]) -> Cost:
-    """The same with something in host memory."""
+    """Returns the cost model of a job that has some of its model in host memory. what: of the model's fields."""
     return make_cost(replace(cost.cluster, **HOST), replace(cost.model, **what))
 
 

@@ -132,9 +132,7 @@ def test_what_cannot_be_is_one_sentence(beside: dict[str, Any], told: str) -> No
     parts = Sharding("zero1"), Recompute("adaptive"), TrainingMemory(), Parallel(), ExchangeOverlap(), Experts()
     with pytest.raises(ValueError, match=rf"^recompute.granularity is adaptive; with {told} it takes none, sel"):
         TrainingStrategy(*parts, **beside)
-    with pytest.raises(
-        ValueError, match=r"granularity is adaptive; only runs with executor=simulated, torch or"
-    ):
+    with pytest.raises(ValueError, match=r"granularity is adaptive; only runs with executor=simulated, torch or"):
         of_whole_step(TrainingStrategy(*parts), plays=False)
 
 

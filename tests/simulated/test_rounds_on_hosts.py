@@ -2,6 +2,7 @@
 hidden of an average is as without hosts, and nodes' host memory has outer parameters besides."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +20,10 @@ from zbench.step.passes.rounds.outer_on_hosts import outer_on_hosts
 from zbench.step.passes.rounds.outer_step import LATER, NOW, OuterParameters, outer_step
 
 
-def cost_of(nodes: int = 2, gpus: int = 1, nic: float = 1e9, **model: object) -> Cost:
+def cost_of(nodes: int = 2, gpus: int = 1, nic: float = 1e9, **model: Any) -> Cost:
     cluster = Cluster("test", nodes, gpus, 1, nic, 0.9, 1e-5, 1e10, 0.9, 1e-6, DEVICE)
     given = {"sharding": "zero1", "offload": "optimizer"} | model
-    return make_cost(replace(cluster, **HOST), replace(MODEL, **given), pipelines=False)  # type: ignore[arg-type]
+    return make_cost(replace(cluster, **HOST), replace(MODEL, **given), pipelines=False)
 
 
 def ends(cost: Cost, kind: str) -> tuple[float, float, float]:

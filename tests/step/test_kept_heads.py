@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.oracles import small
 from zbench.api.parts import system_named
-from zbench.correctness.steps.combination import MODEL
+from zbench.correctness.steps.choices import MODEL
 from zbench.cost.job import make_cost
 from zbench.describe.batch import Batch
 from zbench.step.layout import StepLayout

@@ -135,8 +135,8 @@ def _uncounted(found: Sequence[Row], names: Sequence[str]) -> str:
         return ""
     return (
         f"A dash of executor {' and '.join(executors)}: what NICs send for is not told apart, as messages of "
-        "parameters' and gradients' collectives are gloo's or NCCL's own; executor=torch and "
-        "desk send, and count, all of them."
+        "parameters' and gradients' collectives are gloo's or NCCL's own; executor=torch and desk send, and count, "
+        "all of them."
     )
 
 

@@ -6,7 +6,7 @@ sequences whatever it does with them.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -66,12 +66,16 @@ class Batch:
         """The labels of which the loss is the mean."""
         return self.num_tokens if self.counts is None else int(self.counts.sum())
 
-    def labels_in(self, sequences: Ints) -> int:
-        """Returns how many labels of some sequences count. sequences: their numbers, int64."""
-        counts = self.counts_of_sequences
-        if counts is None:
-            return int(self.lengths[sequences].sum())
-        return sum(int(counts[number].sum()) for number in sequences.tolist())
+    def of_sequences(self, numbers: Ints) -> "Batch":
+        """Returns the batch of some of its sequences, in the order of their numbers, int64; rollouts are not told."""
+        documents, counts = self.documents, self.counts_of_sequences
+        return replace(
+            self,
+            lengths=self.lengths[numbers],
+            documents=None if documents is None else documents[numbers],
+            rollouts=None,
+            counts=None if counts is None else np.concatenate([np.zeros(0, bool), *(counts[at] for at in numbers)]),
+        )
 
     def octaves(self) -> dict[str, list[int]]:
         """Returns the numbers of sequences and of tokens by length: entry i of each is of lengths from 2^i to below

@@ -3,7 +3,7 @@ workers that train apart, what is made for each batch, plans that are changed af
 several."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -38,9 +38,7 @@ class Dealt:
         plans: list[Plan] = []
         parts = dealt(every, batch.lengths, min(self.count, len(every)))
         for number, part in enumerate(parts):
-            documents = None if batch.documents is None else batch.documents[part]
-            system = self._of_part(number == 0, number == len(parts) - 1)
-            found = system.plan(replace(batch, lengths=batch.lengths[part], documents=documents, rollouts=None))
+            found = self._of_part(number == 0, number == len(parts) - 1).plan(batch.of_sequences(part))
             plans += [plan.with_(sequences=part[plan.sequences]) for plan in found]
         return tuple(plans)
 
@@ -76,8 +74,7 @@ class WorkerPlans:
             if not len(part):
                 groups.append(())
                 continue
-            documents = None if batch.documents is None else batch.documents[part]
-            found = self.system.plan(replace(batch, lengths=batch.lengths[part], documents=documents, rollouts=None))
+            found = self.system.plan(batch.of_sequences(part))
             groups.append(tuple(plan.with_(sequences=part[plan.sequences]) for plan in found))
         return joined_plans(groups)
 

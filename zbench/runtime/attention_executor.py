@@ -157,8 +157,7 @@ class TorchAttention:
         Raises:
             Diverged: the loss is not finite. CheckFailed: a check did. zbench.runtime.processes.fleet.RankFailed: a
             rank did. ValueError: the package that is to compute attention is not there, or cannot be checked as asked;
-            the
-                plans have pipelines; the trace cannot be written.
+            the plans have pipelines; the trace cannot be written.
         """
         assert self._fleet is not None
         if any(plan.pipelines is not None for plan in plans):

@@ -48,8 +48,8 @@ def check_checkpoints(job: StepJob, every: int | None, path: str, resume: str | 
 @dataclass
 class RoundDriver:
     """The rounds of a run. modelled: seconds of computes on paced devices, of a worker's step and of a round's end.
-    clocks: of workers on such devices; else None. labels: of every fragment, those of each worker that
-    counted since its last average left."""
+    clocks: of workers on such devices; else None. labels: of every fragment, those of each worker that counted
+    since its last average left."""
 
     steps: WorkerSteps
     fleet: Fleet

@@ -117,9 +117,7 @@ class PlayedRounds:
         self.late = {fragment: max(0.0, left - seconds) for fragment, left in self.late.items()}
 
     def _own(self, batch: Batch, one: WorkerStep) -> StepResult:
-        which = np.concatenate([plan.sequences for plan in one.plans])
-        documents = None if batch.documents is None else batch.documents[which]
-        own = replace(batch, lengths=batch.lengths[which], documents=documents, rollouts=None)
+        own = batch.of_sequences(np.concatenate([plan.sequences for plan in one.plans]))
         cost, step = self.own_cost, played_rows(one.chosen.steps, one.step, batch, one.plans)
         return self.told(own, one.plans, play_step(step, plans_of_layouts(one.plans), cost.gpus), cost)
 

@@ -4,7 +4,7 @@ import pytest
 
 from zbench.correctness.peers.cases import GRADIENTS, PARAMETERS, PEERS, Peer
 from zbench.correctness.peers.differences import parameter_shapes, reasons
-from zbench.correctness.steps.combination import MODEL
+from zbench.correctness.steps.choices import MODEL
 from zbench.runtime.training.transformer import Transformer
 
 NAMED = {str(peer): peer for peer in PEERS}

@@ -10,7 +10,8 @@ import pytest
 from zbench.correctness import __main__
 from zbench.correctness.steps import command
 from zbench.correctness.steps.cases import Executed, ProcessOptions
-from zbench.correctness.steps.combination import CHOICES, StepCombination, every_combination
+from zbench.correctness.steps.choices import CHOICES
+from zbench.correctness.steps.combination import StepCombination, every_combination
 from zbench.correctness.steps.command import combinations, executed, judged_step
 from zbench.correctness.steps.covering import covering
 from zbench.describe.arrays import Flags, Ints

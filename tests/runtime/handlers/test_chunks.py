@@ -9,7 +9,7 @@ from tests.helpers.oracles import small
 from tests.helpers.steps import plan_of
 from tests.runtime.handlers.test_exchanges import GROUP
 from zbench.correctness.steps.cases import StepCase
-from zbench.correctness.steps.combination import MODEL
+from zbench.correctness.steps.choices import MODEL
 from zbench.correctness.steps.command import judged_step
 from zbench.describe.mask import CAUSAL, FULL, Mask
 from zbench.describe.model import Model

@@ -9,7 +9,8 @@ import torch
 
 from tests.helpers.steps import plan_of, plan_of_blocks
 from zbench.correctness.steps.cases import ProcessOptions, StepCase
-from zbench.correctness.steps.combination import EXPERTS, StepCombination
+from zbench.correctness.steps.choices import EXPERTS
+from zbench.correctness.steps.combination import StepCombination
 from zbench.correctness.steps.command import RANK, judged_step
 from zbench.correctness.steps.dense import dense_step, drawn_weights
 from zbench.describe.arrays import Ints

@@ -7,7 +7,8 @@ import pytest
 
 from tests.helpers.steps import plan_of, plan_of_blocks
 from zbench.correctness.steps.cases import StepCase
-from zbench.correctness.steps.combination import EXPERTS, StepCombination
+from zbench.correctness.steps.choices import EXPERTS
+from zbench.correctness.steps.combination import StepCombination
 from zbench.correctness.steps.command import judged_step
 from zbench.describe.expert_schedule import (
     AFTER_CHUNKS,

@@ -5,7 +5,8 @@ import pytest
 from tests.helpers.steps import plan_of
 from tests.step.test_degrees import NESTED
 from zbench.correctness.steps.cases import StepCase
-from zbench.correctness.steps.combination import MODEL, StepCombination
+from zbench.correctness.steps.choices import MODEL
+from zbench.correctness.steps.combination import StepCombination
 from zbench.correctness.steps.command import judged_step
 from zbench.describe.degrees import WORLD, ShardDegrees, TransferBits
 from zbench.runtime.processes.launch import LocalFleet

@@ -7,7 +7,7 @@ import torch
 from tests.helpers.steps import plan_of
 from tests.runtime.handlers.test_degrees import FOUR
 from zbench.correctness.steps.cases import StepCase
-from zbench.correctness.steps.combination import MODEL
+from zbench.correctness.steps.choices import MODEL
 from zbench.correctness.steps.command import judged_step
 from zbench.correctness.steps.quantised import after_transfer
 from zbench.describe.degrees import WORLD, ShardDegrees, TransferBits

@@ -10,7 +10,8 @@ from torch import Tensor
 from tests.helpers.steps import plan_of
 from tests.step.test_exchanges import HOWS
 from zbench.correctness.steps.cases import StepCase
-from zbench.correctness.steps.combination import MODEL, StepCombination
+from zbench.correctness.steps.choices import MODEL
+from zbench.correctness.steps.combination import StepCombination
 from zbench.correctness.steps.command import judged_step
 from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.model import Model

@@ -9,7 +9,8 @@ import pytest
 from tests.helpers.steps import plan_of
 from tests.runtime.handlers.conftest import started
 from zbench.correctness.steps.cases import StepCase
-from zbench.correctness.steps.combination import EXPERTS, StepCombination
+from zbench.correctness.steps.choices import EXPERTS
+from zbench.correctness.steps.combination import StepCombination
 from zbench.correctness.steps.command import judged_step
 from zbench.describe.expert_schedule import DEGREES, ExpertChunks, GradientPieces
 from zbench.describe.overlap import StepOverlap

@@ -9,7 +9,7 @@ from tests.helpers.oracles import small
 from tests.helpers.steps import plan_of
 from tests.runtime.handlers.test_expert_chunks import RANKS
 from zbench.correctness.steps.cases import StepCase
-from zbench.correctness.steps.combination import EXPERTS
+from zbench.correctness.steps.choices import EXPERTS
 from zbench.correctness.steps.command import judged_step
 from zbench.describe.expert_schedule import TOKEN_CHOICE, ExpertChunks
 from zbench.describe.model import Model

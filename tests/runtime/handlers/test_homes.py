@@ -5,7 +5,8 @@ import pytest
 
 from tests.helpers.oracles import small
 from zbench.correctness.steps.cases import StepCase
-from zbench.correctness.steps.combination import EXPERTS, StepCombination
+from zbench.correctness.steps.choices import EXPERTS
+from zbench.correctness.steps.combination import StepCombination
 from zbench.correctness.steps.command import judged_step
 from zbench.passes import reverse
 from zbench.passes.homes import with_attention_homes, with_even_homes

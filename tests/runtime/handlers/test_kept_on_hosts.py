@@ -10,7 +10,7 @@ from tests.runtime.handlers.test_degrees import FOUR
 from tests.runtime.handlers.test_expert_chunks import RANKS
 from tests.step.test_exchanges import HOWS
 from zbench.correctness.steps.cases import StepCase
-from zbench.correctness.steps.combination import EXPERTS, MODEL
+from zbench.correctness.steps.choices import EXPERTS, MODEL
 from zbench.correctness.steps.command import judged_step
 from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.expert_schedule import TOKEN_CHOICE, ExpertChunks

@@ -3,6 +3,7 @@ chunks, in every dtype; and exact, whatever chunks there are."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -60,7 +61,7 @@ def test_held_as_accounted(element_bytes: int, tokens: int, chunk: int | str) ->
         operands = ((c,), (wh,), one)[: 2 + (name != "score")]
         at.logits.take()
         beside = sum(result.nbytes for result in results)
-        found = most_allocated(lambda name=name, operands=operands: FUNCTIONS[name](at, *operands))  # type: ignore[misc]
+        found = most_allocated(partial(FUNCTIONS[name], at, *operands))
         assert found == pytest.approx(said + beside, rel=0.03)
         assert at.logits.take() == pytest.approx(said, rel=0.03)
 

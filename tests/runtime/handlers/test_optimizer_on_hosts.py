@@ -9,7 +9,7 @@ from tests.helpers.steps import pipeline_plans, plan_of
 from tests.runtime.handlers.test_degrees import FOUR
 from tests.runtime.handlers.test_expert_chunks import RANKS
 from zbench.correctness.steps.cases import StepCase
-from zbench.correctness.steps.combination import EXPERTS, MODEL
+from zbench.correctness.steps.choices import EXPERTS, MODEL
 from zbench.correctness.steps.command import judged_step
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.step.byte_law import stated_bytes

@@ -11,7 +11,8 @@ from tests.helpers.steps import plan_of
 from tests.helpers.variants import FOLDER, Variant
 from tests.runtime.test_conformance import DEVICE
 from zbench.correctness.steps.cases import StepCase
-from zbench.correctness.steps.combination import EXPERTS, MODEL, StepCombination
+from zbench.correctness.steps.choices import EXPERTS, MODEL
+from zbench.correctness.steps.combination import StepCombination
 from zbench.correctness.steps.command import StepVerdict, judged_step
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch

@@ -6,7 +6,8 @@ import pytest
 
 from tests.helpers.steps import plan_of
 from zbench.correctness.steps.cases import StepCase
-from zbench.correctness.steps.combination import EXPERTS, MODEL, StepCombination
+from zbench.correctness.steps.choices import EXPERTS, MODEL
+from zbench.correctness.steps.combination import StepCombination
 from zbench.correctness.steps.command import StepVerdict, judged_step
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.runtime.processes.launch import LocalFleet

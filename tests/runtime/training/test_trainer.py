@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,6 +173,6 @@ def test_a_byte_too_many_fails_the_check() -> None:
         ({"resume": "/nowhere"}, "resume is '/nowhere'; it takes the folder of a checkpoint"),
     ],
 )
-def test_bad_settings_are_told_in_a_sentence(settings: dict[str, object], told: str) -> None:
+def test_bad_settings_are_told_in_a_sentence(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told.replace("(", r"\(")):
-        TorchAttention(COST, WORKLOAD, **settings)  # type: ignore[arg-type]
+        TorchAttention(COST, WORKLOAD, **settings)

@@ -10,7 +10,7 @@ from tests.helpers.oracles import small
 from tests.helpers.steps import EXPERTS, MODEL, fault, rejected_mutants
 from tests.step.test_optimizer_on_hosts import HOST
 from zbench.correctness.steps.unrolled import unrolled_fault
-from zbench.describe.sync import CO2, SLOWMO, STREAMING_DILOCO, RoundSync
+from zbench.describe.sync import CO2, NO_PENALTY, SLOWMO, STREAMING_DILOCO, RoundSync
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.memory.at_hosts import HostLayers
 from zbench.step.passes.rounds.outer_on_hosts import outer_on_hosts
@@ -100,8 +100,7 @@ def test_mutants() -> None:
 
 @pytest.mark.parametrize("method", [SLOWMO, CO2])
 def test_what_a_worker_has_in_host_memory_has_to_fit(method: str) -> None:
-    penalty = {"penalty": "constant"} if method == CO2 else {}
-    sync = RoundSync(method, 2, "node", **penalty)  # type: ignore[arg-type]
+    sync = RoundSync(method, 2, "node", penalty="constant" if method == CO2 else NO_PENALTY)
     model = replace(FOUR, sharding="zero1", offload="optimizer")
     rests = (12 + model.element_bytes + 2 * 4 // 2) * model.total_params  # a half of outer parameters and momentum
     cluster = replace(CLUSTER, host_memory=float(rests - 1))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zbench.correctness.steps.cases import StepCase
-from zbench.correctness.steps.combination import MODEL
+from zbench.correctness.steps.choices import MODEL
 from zbench.describe.arrays import Ints
 from zbench.describe.degrees import WORLD, ShardDegrees
 from zbench.describe.model import Model

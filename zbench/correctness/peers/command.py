@@ -33,7 +33,7 @@ from zbench.correctness.peers.cases import (
 )
 from zbench.correctness.peers.differences import reasons
 from zbench.correctness.steps.cases import Executed
-from zbench.correctness.steps.combination import MODEL
+from zbench.correctness.steps.choices import MODEL
 from zbench.describe.checks import check_whole_number
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.runtime.processes.launch import LocalFleet

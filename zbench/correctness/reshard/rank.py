@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zbench.correctness.reshard.cases import NOTHING, Reshard, ReshardedGpu, values
-from zbench.correctness.steps.combination import MODEL
+from zbench.correctness.steps.choices import MODEL
 from zbench.describe.arrays import Flags
 from zbench.rollouts.gathers import ReshardedWeights, WeightParts
 from zbench.rollouts.weights import Weight

@@ -1,35 +1,37 @@
 """Combinations of parallelism that steps are executed with."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from zbench.correctness.steps.cases import StepCase
+from zbench.correctness.steps.choices import (
+    CHOICES,
+    DEGREES,
+    DENSE_FIRST,
+    EXCHANGES,
+    EXPERT_CHUNKS,
+    EXPERTS,
+    KEPT,
+    LAID_OUT,
+    LAYERS,
+    LENGTHS,
+    MASKS,
+    MODEL,
+    NODE,
+    OF_NODES,
+    OF_SEVERAL,
+    OVER_NODES,
+    ROUTING,
+    SHARES,
+)
 from zbench.describe.arrays import Flags, Ints
-from zbench.describe.degrees import WORLD, ShardDegrees, TransferBits
-from zbench.describe.exchanges import (
-    AREA,
-    ASYNC_TP,
-    COMMFUSE,
-    DIRECT,
-    QUERY_SPLIT,
-    RING,
-    SLICED,
-    WHOLE,
-    ExchangeOverlap,
-)
 from zbench.describe.expert_schedule import (
-    AFTER_CHUNKS,
     DRAWN,
-    TOGETHER_AT_ONCE,
-    TOKEN_CHOICE,
-    ExpertChunks,
-    GradientPieces,
 )
-from zbench.describe.mask import CAUSAL, Mask
 from zbench.describe.model import Model
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.passes.reverse import MODES, reverse
@@ -40,95 +42,8 @@ from zbench.step.passes.build import whole_step
 from zbench.step.passes.memory.host_memory import with_host_memory
 from zbench.step.passes.own_plans import parts_of_layouts
 from zbench.step.passes.parameters.zero import STAGES
-from zbench.step.passes.recompute import LEVELS
-from zbench.step.passes.routing import ExpertParallel
 from zbench.step.passes.two_levels import in_two_levels
 from zbench.step.template import Step
-
-# Small, with two queries a kv head, and all numbers of eight bytes, as they are computed with.
-MODEL = Model("mini", 3, 8, 4, 2, 4, 12, 18, element_bytes=8, lse_bytes=8)
-NODE = 2  # GPUs, where collectives or what goes to experts have two levels
-EXPERTS = replace(MODEL, ffn_hidden=6, num_experts=4, experts_per_token=2)
-# How tokens choose experts: alike, all the same two, alike beside two that all of them pass; unevenly, in all layers
-# but the first, which is dense; of experts with less room than is wanted, whose rows are as many as tokens, or all that
-# they have room for; of experts on several nodes, to which a row goes once, or by 2DH; by each layer's router while the
-# step runs, of seats or of as many rows as it chooses.
-ROUTING: Mapping[str, tuple[int, ExpertParallel]] = {
-    "even": (0, ExpertParallel()),
-    "skewed": (0, ExpertParallel(skew=50.0)),
-    "shared": (2, ExpertParallel()),
-    "dense_first": (1, ExpertParallel(skew=1.0)),
-    "dropped": (0, ExpertParallel(skew=1.0, capacity=0.5)),
-    "padded": (1, ExpertParallel(capacity=1.25, padded=True)),
-    "two_level": (1, ExpertParallel(skew=1.0, capacity=2.0, node=NODE)),
-    "2dh": (1, ExpertParallel(skew=1.0, capacity=1.25, padded=True, node=NODE, inside_first=True)),
-    "router": (1, ExpertParallel(capacity=0.75, padded=True, routing=TOKEN_CHOICE)),
-    "counted": (0, ExpertParallel(routing=TOKEN_CHOICE)),
-}
-# Those that are tried where experts are on several GPUs.
-OF_SEVERAL = ("dropped", "padded", "two_level", "2dh", "router", "counted")
-OF_NODES = ("two_level", "2dh")  # of these, where they are on several nodes
-DENSE_FIRST = "dense_first"
-# How tokens go to experts: all at once; in chunks, with experts' gradients after all of these; with a layer's gradients
-# between messages of the next one, each piece by itself as lina has them, or those of a place together (fsmoe, clock).
-EXPERT_CHUNKS: Mapping[str, ExpertChunks] = {
-    "at_once": TOGETHER_AT_ONCE,
-    "chunks": ExpertChunks(3, 2, AFTER_CHUNKS),
-    "pieces": ExpertChunks(2, 2, gradients=GradientPieces(4, 1, 2)),
-    "shares": ExpertChunks(1, 3, gradients=GradientPieces(3, 1, 1, apart=False)),
-}
-# Of tensor-parallel groups; slices so many that some have no token.
-EXCHANGES: Mapping[str, ExchangeOverlap] = {
-    "whole": WHOLE,
-    "sliced": ExchangeOverlap(SLICED, 4),
-    "async_tp": ExchangeOverlap(ASYNC_TP, 1, DIRECT),
-    "commfuse": ExchangeOverlap(COMMFUSE, 2, RING),
-    "direct": ExchangeOverlap(COMMFUSE, 1, DIRECT),
-    "query_split": ExchangeOverlap(QUERY_SPLIT, 2, RING),
-    "by_area": ExchangeOverlap(QUERY_SPLIT, 1, DIRECT, AREA),
-}
-# In place of a stage, of an even number of data- and context-parallel ranks, of which a pair counts as a node.
-DEGREES: Mapping[str, ShardDegrees] = {
-    "pairs": ShardDegrees(2, 2, 2, 2),
-    "hpz": ShardDegrees(WORLD, 2, WORLD, WORLD),
-    "zeropp": ShardDegrees(WORLD, 2, WORLD, WORLD, WORLD, 2, TransferBits(8, 8, 4, block=16)),
-    "levels": ShardDegrees(2, 1, 2, WORLD, bits=TransferBits(gradients=4, updates=8, block=7)),
-}
-OVER_NODES = ("hpz", "zeropp")  # of these, some of whose collectives are among several GPUs of several nodes
-# Of the second some GPUs have no token; the third is under a window longer than pieces of a ring.
-LENGTHS = {"uneven": (23, 1, 7, 2, 5, 3), "short": (1, 2), "windowed": (23, 1, 7, 2, 5, 3)}
-MASKS = {name: Mask(window=5) if name == "windowed" else CAUSAL for name in LENGTHS}
-# What layers keep: a level of recomputation, and what of it is in host memory (zbench.describe.model.Model.offload).
-KEPT: Mapping[str, tuple[str, Literal["none", "inputs", "activations"]]] = {
-    **{level: (level, "none") for level in LEVELS},
-    "full, inputs on hosts": ("full", "inputs"),
-    "none, activations on hosts": ("none", "activations"),
-}
-SHARES = (0.6, 0.0, 0.3, 1.0)  # of sequences' tokens, of which something is on hosts where it is of some
-CHOICES: Mapping[str, tuple[Any, ...]] = {  # whole numbers or words, by the names of StepCombination's fields
-    "tensor_parallel": (1, 2),
-    "context_parallel": (1, 2, 4),
-    "data_parallel": (1, 2),
-    "heads_exchanged": (1, 2),
-    "expert_parallel": (0, 1, 2, 4),
-    "expert_tensor_parallel": (1, 2),
-    "routing": tuple(ROUTING),
-    "stages": (1, 2, 3),
-    "levels": (1, 2),
-    "exchanges": tuple(EXCHANGES),
-    "head": ("own", "tied"),
-    "zero": (*STAGES, *DEGREES),
-    "chunk_tokens": (0, 3),
-    "expert_chunks": tuple(EXPERT_CHUNKS),
-    "recompute": tuple(KEPT),
-    "micro_batches": (1, 2, 3),
-    "backward": MODES,
-    "lengths": tuple(LENGTHS),
-}
-
-# The choices before it say what GPUs it takes, others can be with all of these.
-LAID_OUT = list(CHOICES).index("recompute")
-LAYERS = list(CHOICES).index("exchanges")  # from here to there: how layers are computed on these GPUs
 
 
 @dataclass(frozen=True, slots=True)

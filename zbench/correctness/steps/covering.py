@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from zbench.correctness.steps.combination import CHOICES, StepCombinations
+from zbench.correctness.steps.choices import CHOICES
+from zbench.correctness.steps.combination import StepCombinations
 from zbench.describe.arrays import Ints
 
 T = TypeVar("T")

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from zbench.correctness.steps.cases import StepCase
-from zbench.correctness.steps.combination import KEPT, LENGTHS, MASKS, MODEL, with_hosts
+from zbench.correctness.steps.choices import KEPT, LENGTHS, MASKS, MODEL
+from zbench.correctness.steps.combination import with_hosts
 from zbench.describe.arrays import Ints
 from zbench.passes.reverse import reverse
 from zbench.plans.build import Builder

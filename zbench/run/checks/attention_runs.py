@@ -1,7 +1,6 @@
-"""The whole steps that say what runs of attention's plans take (executor=torch_attention and
-desk_attention). Pure: no torch.
+"""The whole steps that say what runs of attention's plans take. Pure: no torch.
 
-These executors run plans of attention and train everything round them in a way of their own
+executor=torch_attention and desk_attention run plans of attention and train everything round them in a way of their own
 (zbench.runtime.training.parameters). What a whole step is told, so that it is theirs: parameters, gradients and
 optimizer state are whole on every rank, or cut over all, whatever `sharding` is; a layer's gradients are reduced as
 soon as its backward has made them, on CPUs in two levels; and as much is recomputed as in the step that was measured.

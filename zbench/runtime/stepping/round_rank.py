@@ -75,7 +75,7 @@ class RoundRank(SteppingRank):
             measured = self.instruments.end()
             return replace(nothing, nic=measured.nic, nic_series=measured.nic_series, paced=measured.paced)
         step, tokens, seconds = own
-        self.labels = sum(batch.labels_in(one.numbers) for one in tokens)
+        self.labels = sum(batch.of_sequences(one.numbers).counted_labels for one in tokens)
         return self.step(batch, step, tokens, train, noted, seconds)
 
     def end_round(

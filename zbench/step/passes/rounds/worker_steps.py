@@ -48,8 +48,7 @@ def nothing_open(steps: ProvenSteps, batch: Batch, plans: tuple[Plan, ...]) -> O
 
 @dataclass(frozen=True)
 class WorkerStep:
-    """A worker's own part of a batch: its plans, what was chosen for them, their step, and its labels that
-    count."""
+    """A worker's own part of a batch: its plans, what was chosen for them, their step, and its labels that count."""
 
     plans: tuple[Plan, ...]
     chosen: OwnChoice
@@ -149,7 +148,8 @@ class WorkerSteps:
             if not mine:
                 found.append(None)
                 continue
-            chosen, labels = self.choose(self.own, batch, mine), sum(batch.labels_in(plan.sequences) for plan in mine)
+            chosen = self.choose(self.own, batch, mine)
+            labels = sum(batch.of_sequences(plan.sequences).counted_labels for plan in mine)
             found.append(WorkerStep(mine, chosen, chosen.steps.of(batch, mine), labels))
         return found
 
