@@ -157,8 +157,9 @@ def choice_cover(
 def _parts(choice: StrategyChoice) -> set[tuple[str, str]]:
     """Returns the choices, each with its group."""
     parts = {("recompute", choice.recompute), ("memory", choice.memory)}
-    named = ("experts", choice.experts), ("schedule", choice.schedule)
-    return parts | {(group, name) for group, name in named if name}
+    if choice.experts:  # at home they have no schedule, which counts as one: places would else come after all schedules
+        parts |= {("experts", choice.experts), ("schedule", choice.schedule)}
+    return parts
 
 
 def _keys(group: str, name: str) -> dict[str, Any]:
