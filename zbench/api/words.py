@@ -1,5 +1,5 @@
 """The command's own words: zbench plan LENGTHS --out FILE, zbench simulate FILE, zbench reshard, zbench generate,
-zbench layers, zbench placement and those of others.
+zbench layers, zbench placement, zbench step and those of others.
 
 A first word of the command line without `=` is one of these; everything else is a run's settings.
 """
@@ -16,6 +16,7 @@ from zbench.api.parts import cluster_named, machine_in, told, trained_named, wor
 from zbench.api.placement import placement_words
 from zbench.api.reshard import reshard_words
 from zbench.api.settings import command_settings, lengths_of_file, yaml_value
+from zbench.api.whole_step import step_words
 from zbench.console.command import Parser
 from zbench.cost.memory.peak import peak_bytes
 from zbench.cost.ranks_of_gpus import of_gpu
@@ -145,6 +146,7 @@ _OWN: dict[str, Callable[[Sequence[str]], int]] = {
     "plan": plan_words,
     "reshard": reshard_words,
     "simulate": simulate_words,
+    "step": step_words,
 }
 _OTHERS: dict[str, Callable[[], int]] = {
     "advise": _advise,

@@ -5,17 +5,16 @@ docs/plan_file.md says what is in it, for readers in other languages.
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, NoReturn
 
 from zbench import __version__
 from zbench.planned.plan_values import check_plan_keys, shown
+from zbench.planned.whole_file import read_text, write_whole
 
 FORMAT = "zbench-plan/1"
 KEYS = ("format", "written_by", "system", "cluster", "model", "lengths", "plans")
+_CALLED = "plan file"
 LATER_KEYS = ("strategy",)  # only where they say something, as files of before lack them
 
 
@@ -27,33 +26,12 @@ def write(path: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
     Raises:
         ValueError: a value is no JSON, or the folder or the file cannot be written.
     """
-    named = _path(path)
     try:
         whole = {"format": FORMAT, "written_by": f"zbench {__version__}", **values}
         text = json.dumps(whole, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ValueError(f"the plan file {str(path)!r} cannot be written: {error}") from error
-    other = ""
-    try:
-        if named.is_dir() or (named.exists() and not named.is_file()):
-            raise ValueError(f"the plan file is {str(path)!r}, which is no file; it takes the name of one")
-        target = named.resolve()  # a link stays one
-        handle, other = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:40]}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.write("\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(other).chmod(target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask())
-        Path(other).replace(target)
-        other = ""
-    except (OSError, RuntimeError) as error:
-        told = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(f"the plan file is {str(path)!r}; it cannot be written: {told}") from error
-    finally:
-        if other:
-            with suppress(OSError):
-                Path(other).unlink()
+    write_whole(path, f"{text}\n", _CALLED)
 
 
 def read_plan_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
@@ -62,13 +40,7 @@ def read_plan_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     Raises:
         ValueError: there is no such file, or it is none of this format; the message says why.
     """
-    name, named = str(path), _path(path)
-    try:
-        text = named.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"the plan file is {name!r}; it cannot be read: {error.strerror}") from error
-    except ValueError as error:  # no UTF-8, or a name with a null
-        raise ValueError(f"the plan file is {name!r}, which is no text (UTF-8): {error}") from error
+    name, text = str(path), read_text(path, _CALLED)
     try:
         found = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
@@ -86,18 +58,5 @@ def read_plan_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     return dict(found)
 
 
-def _path(given: object) -> Path:
-    if not isinstance(given, str | os.PathLike):
-        raise ValueError(f"the plan file is {given!r:.60}; it takes the path of one")
-    return Path(given)
-
-
 def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
-
-
-def _umask() -> int:
-    """Returns what new files are not allowed, which can only be asked by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from zbench.describe.degrees import ShardDegrees
 from zbench.describe.expert_schedule import FLAT
 from zbench.describe.layers.on_hosts import ACROSS_STEPS
+from zbench.describe.overlap import USUAL
 from zbench.describe.units import with_noun
 from zbench.describe.worlds import NOMINAL
 from zbench.interfaces.abilities import PlansPipelines
@@ -19,6 +21,7 @@ from zbench.run.settings import PRECISIONS, Settings
 from zbench.runtime.attention_executor import TorchAttention
 from zbench.runtime.driver import LIMITS
 from zbench.runtime.step_executor import SWAPPED, Torch
+from zbench.simulated.executor import Simulated
 
 # What systems' keys have plans wait for besides data (docs/plan.md, waits).
 _WAITS = {"wait": "published", "run_ahead": "published", "routed_transfers": "serial"}
@@ -116,11 +119,31 @@ def _without_pipelines(own: RunCase) -> list[str]:
     system = undealt(own.system)
     if own.parts.pipelines or not (isinstance(system, PlansPipelines) and system.plans_pipelines):
         return []
-    return [
-        f"{own.name} plans without pipelines of its own: executor=simulated and torch have them with "
-        "sharding.window=1, sharding.gradient_bucket=layer, sharding.collectives=flat, no sharding.degrees, "
-        "parallel=none and models without experts."
+    return [f"{own.name} plans without pipelines of its own: {'; '.join(_pipelines_kept_out(own))}."]
+
+
+def _pipelines_kept_out(own: RunCase) -> list[str]:
+    """Says what of a run pipelines of a plan's own do not go with (zbench.cost.stage.in_whole_steps)."""
+    parts, executor = own.parts, own.parts.executor
+    if parts.job.has_rollouts:
+        return ["a job with rollouts has forwards by themselves, which have none"]
+    if not isinstance(executor, (Simulated, Torch)):
+        return [f"executor={own.start['config']['choices']['executor']} runs plans of attention, which have none"]
+    overlap, cost = executor.steps.overlap, parts.cost
+    keys: list[tuple[str, object, object]] = [
+        ("sharding.window", overlap.window, USUAL.window),
+        ("sharding.gradient_bucket", overlap.gradient_bucket, USUAL.gradient_bucket),
+        ("sharding.collectives", overlap.collectives, USUAL.collectives),
+        ("overlap.method", overlap.exchanges.method, USUAL.exchanges.method),
+        ("parallel.tensor_parallel", cost.tp, 1),
+        ("parallel.pipeline_parallel", cost.pp, 1),
     ]
+    found = [f"{key} is {given}, which takes {usual} with them" for key, given, usual in keys if given != usual]
+    if isinstance(parts.model.sharding, ShardDegrees):
+        found.append("sharding.degrees are the run's, which each pipeline would have of its own")
+    if parts.model.num_experts > 1:
+        found.append(f"{parts.model.name} has experts, which pipelines of different shapes cannot share")
+    return found
 
 
 def _kept_for_the_step(own: RunCase, done: Sequence[Run]) -> list[str]:
