@@ -41,7 +41,8 @@ def test_a_step_with_a_fault_is_told_where_and_nothing_is_written(tmp_path: Path
     for lines, wrong in (
         (misspelt, f"line {at + 1}, column {column}: it has 'sned' where it takes"),
         ([*whole[:at], *whole[at + 1 :]], "the step is wrong: template forward, operation .* uses kv"),
-        (whole[: at // 2], "line "),
+        ([*whole[:at], whole[at][:column]], f"line {at + 1}, column {column}: it has 's' where it takes"),
+        (whole[:at], "the step is wrong: "),
         ([], "line 1, column 1: the text ends before there is a step"),
     ):
         text.write_text("".join(lines))
