@@ -5,6 +5,7 @@
 
 import gc
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,17 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests keep choices (zbench.run.chosen) in a folder of their own, commands that they start too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp().parent / "cache"))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Folders that torchrun and wandb make and leave are beside tests' own, of which pytest keeps the last three."""
+    folder = tmp_path_factory.getbasetemp() / "left"
+    folder.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr(tempfile, "tempdir", str(folder))
         yield
 
 
