@@ -6,7 +6,7 @@ from typing import Any
 
 from zbench.cost.collective import once_a_step
 from zbench.cost.cost import Cost
-from zbench.cost.job import worker_cost
+from zbench.cost.job import worker_cost, worker_gpus
 from zbench.cost.memory.routed import draws_rows
 from zbench.describe.strategies.step_strategy import USUAL_STRATEGY, StepStrategy
 from zbench.describe.sync import EVERY, RoundSync
@@ -78,5 +78,4 @@ def _for_workers(config: Mapping[str, Any], cost: Cost, make: Make, sync: RoundS
         first = system if of is own else make_part(make, config, "system", cost=of)
         return for_draws(first, of, lambda one: make_part(make, config, "system", cost=one))
 
-    cluster = cost.gpus.cluster
-    return WorkerPlans(planned_on_hosts(made, own), cluster.num_ranks // sync.worker_gpus(cluster.gpus_per_node))
+    return WorkerPlans(planned_on_hosts(made, own), cost.gpus.cluster.num_ranks // worker_gpus(cost, sync))

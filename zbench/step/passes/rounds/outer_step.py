@@ -11,8 +11,9 @@ is added to it afterwards. Where the average is used a round late, a round ends 
 round before, and with the next reduction under way.
 
 Shards are those of ZeRO over all GPUs. A worker's GPU number g has those of which number g of every worker has a share,
-so that a shard's values come from one GPU of each worker, as collectives in two levels have it. Experts over several
-GPUs are inside each worker, laid out alike, so a slice of them is averaged between the GPUs that have it.
+so that a shard's values come from one GPU of each worker, as collectives in two levels have it. Tensor-parallel groups
+and experts over several GPUs are inside each worker, laid out alike, so a slice of a parameter or of experts is
+averaged between the GPUs that have it.
 
 A step may be of some layers alone, a fragment of the model. It has as many layers as these, whatever their numbers are
 in the model, and the embedding, the head and their like are of one fragment. Where the first layers are dense and
@@ -57,19 +58,24 @@ Rows = list[list[int]]
 
 @dataclass(frozen=True)
 class OuterParameters(ShardedParameters):
-    """The parameters of all workers, of `worker_gpus` GPUs each; `groups` are all GPUs. expert_cut: GPUs that each
-    expert is cut over."""
+    """The parameters of all workers, of `worker_gpus` GPUs each; `groups` are those of all workers. expert_cut: GPUs
+    that each expert is cut over."""
 
     worker_gpus: int = 1
     expert_cut: int = 1
 
     @staticmethod
     def of(
-        model: Model, gpus: tuple[int, int], stage: str | ShardDegrees, experts: ExpertParallel = TOGETHER
+        model: Model,
+        gpus: tuple[int, int],
+        stage: str | ShardDegrees,
+        experts: ExpertParallel = TOGETHER,
+        tensor_parallel: int = 1,
     ) -> "OuterParameters":
-        """Returns the parameters of workers whose own shards are of a stage. gpus: of all workers, and of one."""
-        degrees = experts.degree, 1, gpus[1], experts.tensor_parallel
-        return OuterParameters(model, gpus[0], 1, stage, StepOverlap(0), *degrees)
+        """Returns the parameters of workers whose own shards are of a stage. gpus: of all workers, and of one;
+        tensor_parallel: of its groups, which have a slice on each of their GPUs."""
+        groups, more = gpus[0] // tensor_parallel, (experts.degree, 1, gpus[1], experts.tensor_parallel)
+        return OuterParameters(model, groups, tensor_parallel, stage, StepOverlap(0), *more)
 
     @property
     def workers(self) -> int:

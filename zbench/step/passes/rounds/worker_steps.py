@@ -69,8 +69,9 @@ class FragmentEnd:
 @dataclass(frozen=True)
 class WorkerSteps:
     """The steps of a run whose workers train apart. executor: its name, for sentences. model: as GPUs have it. gpus: of
-    the cluster, and of a worker. overlap, experts: of a worker's own steps, as in ProvenSteps; all experts are inside
-    each worker. cluster: of all GPUs, of which each worker has its part; None: nothing has to fit.
+    the cluster, and of a worker. overlap, experts, tensor_parallel: of a worker's own steps, as in ProvenSteps; all
+    experts, and whole tensor-parallel groups, are inside each worker. cluster: of all GPUs, of which each worker has
+    its part; None: nothing has to fit.
     choose: what the strategy leaves open for every batch, of a worker's steps and its plans.
 
     Raises:
@@ -85,6 +86,7 @@ class WorkerSteps:
     cluster: Cluster | None = None
     experts: ExpertParallel = TOGETHER
     choose: Choose = nothing_open
+    tensor_parallel: int = 1
 
     def __post_init__(self) -> None:
         if self.workers < 2:
@@ -124,16 +126,17 @@ class WorkerSteps:
             self.executor,
             self.model,
             self.gpus[1],
+            self.tensor_parallel,
             overlap=self.overlap,
             experts=self.experts,
-            cluster=None if self.cluster is None else self.sync.worker_cluster(self.cluster),
+            cluster=None if self.cluster is None else self.sync.worker_cluster(self.cluster, self.tensor_parallel),
             workers=self.workers,
         )
 
     @property
     def parameters(self) -> OuterParameters:
         """The parameters of all workers."""
-        return OuterParameters.of(self.model, self.gpus, zero_of(self.model), self.experts)
+        return OuterParameters.of(self.model, self.gpus, zero_of(self.model), self.experts, self.tensor_parallel)
 
     def of(self, batch: Batch, plans: Sequence[Plan]) -> list[WorkerStep | None]:
         """Returns every worker's step of a batch's plans, proven; None of a worker without tokens.
@@ -144,7 +147,7 @@ class WorkerSteps:
         """
         found: list[WorkerStep | None] = []
         for worker in range(self.workers):
-            mine = plans_of_worker(plans, worker, self.gpus[1])
+            mine = plans_of_worker(plans, worker, self.gpus[1] // self.tensor_parallel)
             if not mine:
                 found.append(None)
                 continue
