@@ -17,7 +17,8 @@ from zbench.interfaces.dealt import WorkerPlans
 from zbench.interfaces.result import StepResult
 from zbench.simulated.executor import Simulated
 from zbench.simulator.steps.play import play_step
-from zbench.step.passes.rounds.outer_step import ARRIVED, NOW, SENT, OuterParameters, outer_step
+from zbench.step.passes.rounds.outer_parameters import OuterParameters
+from zbench.step.passes.rounds.outer_step import ARRIVED, NOW, SENT, outer_step
 from zbench.systems.ring import Ring
 
 # Of a batch each worker has one; which one is drawn.

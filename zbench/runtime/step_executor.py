@@ -149,9 +149,8 @@ class Torch:
         cluster, model = self.cost.gpus.cluster, self.cost.gpus.model
         gpus = cluster.num_ranks, worker_gpus(self.cost, self.sync)
         choose = chosen_by_workers(self.experts.exchanges, self.cost, self.sync)
-        return WorkerSteps(
-            self.name, model, gpus, self.sync, self.overlap, cluster, self.steps.experts, choose, self.cost.tp
-        )
+        own = self.sync, self.overlap, cluster, self.steps.experts, choose, (self.cost.tp, self.cost.pp)
+        return WorkerSteps(self.name, model, gpus, *own)
 
     @property
     def first_step(self) -> int:

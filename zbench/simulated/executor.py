@@ -131,9 +131,8 @@ class Simulated:
         cluster, model = self.cost.gpus.cluster, self.cost.gpus.model
         gpus = cluster.num_ranks, worker_gpus(self.cost, self.sync)
         choose = chosen_by_workers(self.experts.exchanges, self.cost, self.sync)
-        steps = WorkerSteps(
-            "simulated", model, gpus, self.sync, self.overlap, cluster, self.steps.experts, choose, self.cost.tp
-        )
+        own = self.sync, self.overlap, cluster, self.steps.experts, choose, (self.cost.tp, self.cost.pp)
+        steps = WorkerSteps("simulated", model, gpus, *own)
 
         def told(batch: Batch, plans: tuple[Plan, ...], played: PlayedStep, cost: Cost) -> StepResult:
             own = replace(self, cost=cost, sync=EVERY)

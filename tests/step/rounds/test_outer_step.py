@@ -13,6 +13,7 @@ from zbench.describe.sync import CO2, SLOWMO, STREAMING_DILOCO, RoundSync
 from zbench.step.operations import COMPUTE, GATHER, REDUCE, Operations
 from zbench.step.passes.parameters.zero import ShardedParameters
 from zbench.step.passes.rounds.order import prove_ages, round_ends, rounds_text, under_way
+from zbench.step.passes.rounds.outer_parameters import OuterParameters
 from zbench.step.passes.rounds.outer_step import (
     ARRIVED,
     FIRST,
@@ -20,7 +21,6 @@ from zbench.step.passes.rounds.outer_step import (
     NOW,
     PHASES,
     SENT,
-    OuterParameters,
     outer_step,
 )
 from zbench.step.passes.rounds.worker_steps import WorkerSteps

@@ -87,11 +87,6 @@ class TrainingStrategy:
             ValueError: the message names the key of the other group.
         """
         sync, experts = f"sync={self.sync.method}", self.experts
-        if (stages := self.parallel.pipeline_parallel) > 1:
-            raise ValueError(
-                f"parallel.pipeline_parallel is {stages}; with {sync} a worker's GPUs share its sequences, shards, "
-                "experts and tensor-parallel slices alone, so it takes 1"
-            )
         if experts.exchanges.reduces_between:
             instead = " and another schedule, as experts=pipemoe" if experts.schedule == LINA else ""
             raise ValueError(

@@ -145,7 +145,9 @@ class BatchParts:
         name, of_layer, of_batch = self._named[tensor]
         if not of_layer:
             return name, 0, of_batch
-        return name, self.layers[layer] if self.layers else layer, of_batch
+        if layer < len(self.layers):
+            return name, self.layers[layer], of_batch
+        return name, self.machine.model.num_layers if self.layers else layer, of_batch  # the border after the last
 
     @cached_property
     def _named(self) -> tuple[tuple[str, bool, int], ...]:

@@ -3,7 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Protocol
+
+import numpy as np
 
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
@@ -17,7 +20,8 @@ from zbench.step.passes.memory.at_hosts import HostLayers, OnHosts
 from zbench.step.passes.proven import ProvenSteps, zero_of
 from zbench.step.passes.rounds.order import prove_ages
 from zbench.step.passes.rounds.outer_on_hosts import outer_on_hosts
-from zbench.step.passes.rounds.outer_step import FIRST, NOW, OuterParameters, outer_step
+from zbench.step.passes.rounds.outer_parameters import OuterParameters
+from zbench.step.passes.rounds.outer_step import FIRST, NOW, outer_step
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
@@ -69,9 +73,9 @@ class FragmentEnd:
 @dataclass(frozen=True)
 class WorkerSteps:
     """The steps of a run whose workers train apart. executor: its name, for sentences. model: as GPUs have it. gpus: of
-    the cluster, and of a worker. overlap, experts, tensor_parallel: of a worker's own steps, as in ProvenSteps; all
-    experts, and whole tensor-parallel groups, are inside each worker. cluster: of all GPUs, of which each worker has
-    its part; None: nothing has to fit.
+    the cluster, and of a worker. overlap, experts: of a worker's own steps, as in ProvenSteps; all experts are inside
+    each worker. cluster: of all GPUs, of which each worker has its part; None: nothing has to fit. degrees: of tensor
+    parallelism and of stages, all of which are inside each worker, too.
     choose: what the strategy leaves open for every batch, of a worker's steps and its plans.
 
     Raises:
@@ -86,13 +90,16 @@ class WorkerSteps:
     cluster: Cluster | None = None
     experts: ExpertParallel = TOGETHER
     choose: Choose = nothing_open
-    tensor_parallel: int = 1
+    degrees: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
         if self.workers < 2:
             raise ValueError(
                 f"sync.worker is {self.sync.worker}, and the cluster has one; sync={self.sync.method} takes several, "
                 "as with sync.worker=rank or more cluster.num_nodes"
+                if self.degrees[1] == 1
+                else f"parallel.pipeline_parallel is {self.degrees[1]}, and the cluster has as many nodes, which are "
+                f"one worker; sync={self.sync.method} takes several, as with more cluster.num_nodes"
             )
         if self.overlap.collectives != FLAT:
             raise ValueError(
@@ -106,11 +113,18 @@ class WorkerSteps:
                 f"has to divide the {with_noun(self.gpus[1], 'GPU')} of a worker (sync.worker is {self.sync.worker})"
             )
         _ = self.own.parameters  # refuses what a worker cannot be
-        layers = self.model.num_layers
+        layers, stages = min(self._laid.layers_of_stages), self.degrees[1]
         if self.sync.fragments > layers:
+            where = self.model.name if stages == 1 else f"a stage of {self.model.name}"
             raise ValueError(
-                f"sync.fragments is {self.sync.fragments}; {self.model.name} has {layers} layers, and every fragment "
-                f"some of them, so it takes 1 to {layers}"
+                f"sync.fragments is {self.sync.fragments}; {where} has {layers} layers, and every fragment some of "
+                f"them, so it takes 1 to {layers}"
+            )
+        if stages > 1 and self.model.rests_on_hosts:
+            raise ValueError(
+                f"memory.offload is {self.model.offload} and memory.parameter_layers {self.model.parameter_layers}; "
+                f"with sync={self.sync.method} and parallel.pipeline_parallel={stages} all that rests between two "
+                "steps is on GPUs, so they take none, inputs or activations and none"
             )
         prove_ages(self.sync, self.workers)
 
@@ -126,17 +140,22 @@ class WorkerSteps:
             self.executor,
             self.model,
             self.gpus[1],
-            self.tensor_parallel,
+            *self.degrees,
             overlap=self.overlap,
             experts=self.experts,
-            cluster=None if self.cluster is None else self.sync.worker_cluster(self.cluster, self.tensor_parallel),
+            cluster=None if self.cluster is None else self.sync.worker_cluster(self.cluster, *self.degrees),
             workers=self.workers,
         )
 
     @property
     def parameters(self) -> OuterParameters:
         """The parameters of all workers."""
-        return OuterParameters.of(self.model, self.gpus, zero_of(self.model), self.experts, self.tensor_parallel)
+        return OuterParameters.of(self._laid, self.gpus, zero_of(self.model), self.experts, self.degrees)
+
+    @property
+    def _laid(self) -> Model:
+        """The model with its layers on stages."""
+        return self.model.with_stages(self.degrees[1])
 
     def of(self, batch: Batch, plans: Sequence[Plan]) -> list[WorkerStep | None]:
         """Returns every worker's step of a batch's plans, proven; None of a worker without tokens.
@@ -147,7 +166,7 @@ class WorkerSteps:
         """
         found: list[WorkerStep | None] = []
         for worker in range(self.workers):
-            mine = plans_of_worker(plans, worker, self.gpus[1] // self.tensor_parallel)
+            mine = plans_of_worker(plans, worker, self.gpus[1] // prod(self.degrees))
             if not mine:
                 found.append(None)
                 continue
@@ -176,9 +195,11 @@ class WorkerSteps:
         counts, there = (dense, len(layers) - dense), (model.layers_updated_on_hosts, model.parameters_on_hosts)
         resting = HostLayers(model.num_layers, *(there if on_hosts else (0, 0)))
         uses_hosts = on_hosts and any(there)
-        key = kind, counts, outside, uses_hosts, tuple(map(resting.of_layer, layers))
+        ends = np.cumsum(self._laid.layers_of_stages)[:-1].tolist()
+        starts = (0, *(sum(layer < end for layer in layers) for end in ends))
+        key = kind, counts, outside, uses_hosts, tuple(map(resting.of_layer, layers)), starts
         if key not in self._known:
-            step = outer_step(model, self.parameters, kind, outside, counts)
+            step = outer_step(self._laid, self.parameters, kind, outside, counts, starts)
             if uses_hosts:
                 step = outer_on_hosts(step, resting, layers, self.gpus[1])
             prove_step(step)
@@ -186,5 +207,5 @@ class WorkerSteps:
         return self._known[key]
 
     @cached_property
-    def _known(self) -> dict[tuple[str, tuple[int, int], bool, bool, tuple[OnHosts, ...]], Step]:
+    def _known(self) -> dict[tuple[str, tuple[int, int], bool, bool, tuple[OnHosts, ...], tuple[int, ...]], Step]:
         return {}
