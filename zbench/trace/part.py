@@ -18,13 +18,15 @@ _ENDS = ("from", "to")
 class StepPart:
     """The place of a step in a trace. own: the cluster that it was played on, a part of one node or some whole ones.
     whole: that of the trace. first: the rank there of its first GPU. begin: seconds from the trace's begin to its own.
-    layers: the numbers that its layers have in the model; None: their own."""
+    layers: the numbers that its layers have in the model, and what is after the last; None: their own. stages: whether
+    they are on several, so that each GPU has a host memory of its own."""
 
     own: Cluster
     whole: Cluster
     first: int = 0
     begin: float = 0.0
     layers: Sequence[int] | None = None
+    stages: bool = False
 
     @property
     def node(self) -> int:
@@ -36,10 +38,10 @@ class StepPart:
         return number if self.layers is None else self.layers[number]
 
     def place(self, number: int) -> int:
-        """Returns a place of the step as the whole cluster counts it: its GPUs, and after them the memories of
-        nodes."""
-        own = self.own.num_ranks
-        return self.first + number if number < own else self.whole.num_ranks + self.node + number - own
+        """Returns a place of the step as the whole cluster counts it: its GPUs, and after them the memories of nodes,
+        or GPUs' parts of these."""
+        own, memory = self.own.num_ranks, self.first if self.stages else self.node
+        return self.first + number if number < own else self.whole.num_ranks + memory + number - own
 
     def moved(self, event: Event) -> Event:
         """Returns an event of the step (zbench.trace.whole_step) as one of the trace."""

@@ -49,7 +49,8 @@ class StepMachine:
 @dataclass(frozen=True)
 class BatchParts:
     """A layout for a process: what handlers need to know of a micro-batch. number: of the layout. layers: the numbers
-    that the step's layers have in stores, where it is of some layers of the model; (): those that they have in it."""
+    that the step's layers have in stores, and what is after the last, where it is of some layers of the model; ():
+    those that they have in it."""
 
     number: int
     layout: StepLayout
@@ -145,9 +146,7 @@ class BatchParts:
         name, of_layer, of_batch = self._named[tensor]
         if not of_layer:
             return name, 0, of_batch
-        if layer < len(self.layers):
-            return name, self.layers[layer], of_batch
-        return name, self.machine.model.num_layers if self.layers else layer, of_batch  # the border after the last
+        return name, self.layers[layer] if self.layers else layer, of_batch
 
     @cached_property
     def _named(self) -> tuple[tuple[str, bool, int], ...]:

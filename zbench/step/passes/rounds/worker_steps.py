@@ -62,8 +62,8 @@ class WorkerStep:
 
 @dataclass(frozen=True)
 class FragmentEnd:
-    """The end of a fragment's round, as a step of its layers alone. layers: the numbers that these have in the
-    model."""
+    """The end of a fragment's round, as a step of its layers alone. layers: the numbers that these have in the model,
+    and at last that of what is after all layers."""
 
     fragment: int
     step: Step
@@ -181,7 +181,8 @@ class WorkerSteps:
         zbench.step.passes.rounds.outer_step.PHASES. on_hosts: with what the model has in host memory there, or all on
         GPUs, to compare with."""
         layers = tuple(range(fragment, self.model.num_layers, self.sync.fragments))
-        return FragmentEnd(fragment, self._made(kind, layers, fragment == 0, on_hosts), layers)
+        step = self._made(kind, layers, fragment == 0, on_hosts)
+        return FragmentEnd(fragment, step, (*layers, self.model.num_layers))
 
     @property
     def whole(self) -> Step:
