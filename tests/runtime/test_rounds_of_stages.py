@@ -24,6 +24,7 @@ from zbench.systems.zeppelin.planner import Zeppelin
 __all__ = ["one_thread"]  # a fixture that is used by itself
 FIVE = replace(MODEL, num_layers=5)
 TWO: dict[str, Any] = {"pipeline_parallel": 2, "micro_batches": 2}
+UNEVEN: dict[str, Any] = {**TWO, "stage_layers": (2, 3)}
 
 
 def in_two(planner: Any) -> Callable[[Cost], System]:
@@ -41,21 +42,21 @@ CASES: dict[str, Any] = {
         {},
     ),
     "co2, tied embeddings, whole parameters": (
-        cost_of(4, 1, replace(FIVE, tied_embeddings=True), sharding="none", **TWO),
+        cost_of(4, 1, replace(FIVE, tied_embeddings=True), sharding="none", **UNEVEN),
         RoundSync(CO2, 2, "node", momentum=0.4, penalty="gap_aware", clip=0.02),
         Ring,
         6,
         {},
     ),
     "streaming, an average a step late, stages of two and three layers, ZeRO-1": (
-        cost_of(4, 2, FIVE, sharding="zero1", **TWO),
+        cost_of(4, 2, FIVE, sharding="zero1", **UNEVEN),
         RoundSync(STREAMING_DILOCO, 4, "node", lr=0.6, momentum=0.7, fragments=2, delay=1, mixing=0.3),
         Zeppelin,
         8,
         {},
     ),
     "diloco, stages of groups, ZeRO-2": (
-        cost_of(4, 2, FIVE, sharding="zero2", tensor_parallel=2, **TWO),
+        cost_of(4, 2, FIVE, sharding="zero2", tensor_parallel=2, **UNEVEN),
         RoundSync(DILOCO, 2, "node", lr=0.7, momentum=0.9),
         Ring,
         4,
@@ -87,17 +88,17 @@ def test_losses_are_those_of_workers_in_one_process(case: str) -> None:
 
 
 def test_inputs_wait_in_host_memory_of_each_stage() -> None:
-    cost = cost_of(4, 1, FIVE, sharding="zero1", recompute="full", offload="inputs", offload_layers=1, **TWO)
+    cost = cost_of(4, 1, FIVE, sharding="zero1", recompute="full", offload="inputs", offload_layers=1, **UNEVEN)
     cost = make_cost(replace(cost.gpus.cluster, **HOST), cost.gpus.model)
     sync = RoundSync(SLOWMO, 2, "node", lr=0.8, momentum=0.5)
     found, parts = trained(cost, sync, ADAMW, in_two(Ring), 4)
-    model = replace(cost.gpus.model, pipeline_parallel=1)
+    model = replace(cost.gpus.model, pipeline_parallel=1, stage_layers="even")
     assert [one.loss for one in found] == pytest.approx(simulated(sync, ADAMW, parts, model), rel=1e-12)
 
 
 def test_a_run_goes_on_in_the_midst_of_a_round_to_the_bit(tmp_path: Path) -> None:
     """Two averages are under way and wait in the checkpoint, each stage's of its own layers."""
-    cost = cost_of(4, 1, FIVE, sharding="zero1", **TWO)
+    cost = cost_of(4, 1, FIVE, sharding="zero1", **UNEVEN)
     sync = RoundSync(STREAMING_DILOCO, 3, "node", momentum=0.4, fragments=2, delay=2, mixing=0.5)
     system, folder = WorkerPlans(in_two(Ring)(worker_cost(cost, sync)), 2), str(tmp_path / "checkpoint")
 
