@@ -130,6 +130,9 @@ def test_what_workers_with_stages_cannot_be_is_one_sentence() -> None:
     told = r"^parallel.pipeline_parallel is 2, and the cluster has as many nodes, which are one worker; sync=slowmo"
     with pytest.raises(ValueError, match=told):
         WorkerSteps("simulated", FIVE, (4, 4), sync, degrees=(1, 2))
-    told = r"^memory.offload is optimizer and memory.parameter_layers none; with sync=slowmo and .*=2 all that rests"
-    with pytest.raises(ValueError, match=told):
-        WorkerSteps("simulated", replace(FIVE, sharding="zero1", offload="optimizer"), (8, 4), sync, degrees=(1, 2))
+    for given, told in (
+        ({"offload": "optimizer"}, r"^memory.offload is optimizer; .* takes none, inputs or activations$"),
+        ({"sharding": "zero3", "parameter_layers": "all"}, r"^memory.parameter_layers is all; .* so it takes none$"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            WorkerSteps("simulated", replace(FIVE, **{"sharding": "zero1", **given}), (8, 4), sync, degrees=(1, 2))

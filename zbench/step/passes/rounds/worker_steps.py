@@ -120,12 +120,16 @@ class WorkerSteps:
                 f"sync.fragments is {self.sync.fragments}; {where} has {layers} layers, and every fragment some of "
                 f"them, so it takes 1 to {layers}"
             )
-        if stages > 1 and self.model.rests_on_hosts:
-            raise ValueError(
-                f"memory.offload is {self.model.offload} and memory.parameter_layers {self.model.parameter_layers}; "
-                f"with sync={self.sync.method} and parallel.pipeline_parallel={stages} all that rests between two "
-                "steps is on GPUs, so they take none, inputs or activations and none"
-            )
+        for key, rests, takes in (
+            ("offload", self.model.layers_updated_on_hosts, "none, inputs or activations"),
+            ("parameter_layers", self.model.parameters_on_hosts, "none"),
+        ):
+            if stages > 1 and rests:
+                raise ValueError(
+                    f"memory.{key} is {getattr(self.model, key)}; with sync={self.sync.method} and "
+                    f"parallel.pipeline_parallel={stages} a round ends with all parameters and their state on GPUs, so "
+                    f"it takes {takes}"
+                )
         prove_ages(self.sync, self.workers)
 
     @property
