@@ -35,6 +35,16 @@ def test_dense_layers_chosen_chunks_and_hosts_are_played(worker: str, optimizer:
     assert (verdict.played, verdict.fault, verdict.refused) == (len(SOME), "", "")
 
 
+@pytest.mark.parametrize("given", [{"groups": True}, {"stages": True}, {"groups": True, "stages": True}])
+def test_groups_and_stages_of_workers_are_played(given: dict[str, bool]) -> None:
+    checked = RoundCombinations(["zeppelin"], experts=True, **given)
+    workers = {worker for _, _, worker in checked.combinations(True)}
+    assert workers == ({"node"} if "stages" in given else {"rank", "node"})
+    for worker in workers:
+        verdict = checked.check("zeppelin", "streaming_diloco", worker, SOME)
+        assert (verdict.played, verdict.fault, verdict.refused) == (len(SOME), "", "")
+
+
 def test_a_system_that_chooses_before_a_run_is_refused_in_rounds_alone() -> None:
     checked = RoundCombinations(["static_best"])
     verdict = checked.check("static_best", "slowmo", "node", SOME)

@@ -1,9 +1,12 @@
 """Rounds as a run chooses them: what cannot be is one sentence, and what each method is."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from zbench.describe.cluster import Cluster
+from zbench.describe.device import Device
 from zbench.describe.sync import CO2, DILOCO, EVERY, LOCAL_SGD, SLOWMO, STREAMING_DILOCO, RoundSync
 
 
@@ -55,4 +58,29 @@ def test_runs_end_with_a_round() -> None:
 
 
 def test_workers_are_ranks_or_nodes() -> None:
-    assert [RoundSync(SLOWMO, worker=name).worker_gpus(8) for name in ("rank", "node")] == [1, 8]
+    rank, node = (RoundSync(SLOWMO, worker=name) for name in ("rank", "node"))
+    assert [one.worker_gpus(8) for one in (rank, node)] == [1, 8]
+    assert [one.worker_gpus(8, 2) for one in (rank, node)] == [2, 8]
+    assert node.worker_gpus(8, 2, 3) == 24
+
+
+def test_a_worker_s_cluster_has_its_groups_and_stages() -> None:
+    """A group has its share of the node's NICs and host memory; every stage has a node."""
+    device = Device("cpu", 1e11, 4e9, 1e10, 1e9, 5e10, 5e10, 5e10, 1e-5, 1e-5)
+    of_node = {"host_memory": 2.0**36, "host_adam_bandwidth": 1e11}
+    cluster = Cluster("test", 6, 8, 4, 1e9, 0.9, 1e-5, 1e10, 0.9, 1e-6, device, **of_node)
+    rank, node = (RoundSync(SLOWMO, worker=name) for name in ("rank", "node"))
+    for group, nics in ((1, 1), (2, 1), (4, 2), (8, 4)):
+        own = rank.worker_cluster(cluster, group)
+        assert (own.num_nodes, own.gpus_per_node, own.nics_per_node) == (1, group, nics)
+        assert own.host_memory == 2.0**36 * group / 8
+        assert own.host_adam_bandwidth == 1e11 * group / 8
+        assert own.num_ranks == rank.worker_gpus(8, group)
+    for stages in (1, 2, 3):
+        own = node.worker_cluster(cluster, 2, stages)
+        assert own == replace(cluster, num_nodes=stages)
+        assert own.num_ranks == node.worker_gpus(8, 2, stages)
+    told = r"^sync.worker is rank; with parallel.pipeline_parallel=2 every stage .* so it takes node$"
+    for asked in (lambda: rank.worker_gpus(8, 1, 2), lambda: rank.worker_cluster(cluster, 1, 2)):
+        with pytest.raises(ValueError, match=told):
+            asked()

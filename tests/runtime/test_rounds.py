@@ -210,7 +210,7 @@ def trained(
     cost: Cost, sync: RoundSync, optimizer: Mapping[str, float], planner: Any, steps: int, **strategy: Any
 ) -> Any:
     """(results, each worker's sequences) of all steps on processes."""
-    gpus, each = cost.cluster.num_ranks, sync.worker_gpus(cost.cluster.gpus_per_node)
+    gpus, each = cost.cluster.num_ranks, worker_cost(cost, sync).cluster.num_ranks
     system = WorkerPlans(planner(worker_cost(cost, sync)), gpus // each)
     settings = {"check": ("bytes",), "sync": sync, "optimizer": dict(optimizer)} | strategy
     executor = Torch(cost, WORKLOAD, seed=3, warmup=0, **settings)

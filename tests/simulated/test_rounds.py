@@ -8,16 +8,18 @@ import pytest
 
 from tests.runtime.test_conformance import DEVICE, MODEL
 from zbench.cost.cost import Cost
-from zbench.cost.job import make_cost, worker_cost
+from zbench.cost.job import make_cost, worker_cost, worker_gpus
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
+from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.expert_schedule import DRAWN, TOKEN_CHOICE, Experts
 from zbench.describe.sync import CO2, LOCAL_SGD, STREAMING_DILOCO, RoundSync
 from zbench.interfaces.dealt import WorkerPlans
 from zbench.interfaces.result import StepResult
 from zbench.simulated.executor import Simulated
 from zbench.simulator.steps.play import play_step
-from zbench.step.passes.rounds.outer_step import ARRIVED, NOW, SENT, OuterParameters, outer_step
+from zbench.step.passes.rounds.outer_parameters import OuterParameters
+from zbench.step.passes.rounds.outer_step import ARRIVED, NOW, SENT, outer_step
 from zbench.systems.ring import Ring
 
 # Of a batch each worker has one; which one is drawn.
@@ -183,3 +185,52 @@ def test_what_looks_into_one_step_is_refused() -> None:
     plans = WorkerPlans(Ring(worker_cost(cost, sync)), 2).plan(batch(0))
     with pytest.raises(ValueError, match=r"^sync is local_sgd, with which each worker has a step of its own"):
         Simulated(cost, sync=sync).built(batch(0), plans)
+
+
+def in_parallel(tensor_parallel: int = 1, pipeline_parallel: int = 1, **more: object) -> Cost:
+    """Two workers: nodes of two groups, or two nodes each of two stages."""
+    nodes = 2 * pipeline_parallel
+    cluster = Cluster("test", nodes, 2 * tensor_parallel, 1, 1e9, 0.9, 1e-5, 1e10, 0.9, 1e-6, DEVICE)
+    degrees = {"tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel}
+    return make_cost(cluster, replace(MODEL, sharding="zero1", **degrees, **more), pipelines=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("degrees", [(2, 1), (1, 2), (2, 2)])
+def test_workers_have_groups_and_stages(degrees: tuple[int, int]) -> None:
+    """A round takes as long as its slower worker and its end, as each is played by itself; what its seconds went to
+    sums to them on every GPU; a GPU holds what its worker's step does, and its outer parameters and momentum."""
+    cost, sync = in_parallel(*degrees), RoundSync(LOCAL_SGD, 1, "node")
+    own, gpus = worker_cost(cost, sync), worker_gpus(cost, sync)
+    assert (own.tp, own.pp, own.gpus.cluster.num_ranks) == (*degrees, gpus)
+    planner, one = Ring(own), batch(0)
+    executor = Simulated(cost, sync=sync)
+    executor.start()
+    found = executor.step(one, WorkerPlans(planner, 2).plan(one))
+    alone = []
+    for length in one.lengths.tolist():
+        mine = Batch(np.array([length], np.int64), 0, 0)
+        alone.append(Simulated(own).step(mine, planner.plan(mine)))
+    model = cost.gpus.model.with_stages(degrees[1])
+    of = OuterParameters.of(model, (2 * gpus, gpus), "1", degrees=degrees)
+    ends = np.cumsum(model.layers_of_stages)[:-1].tolist()
+    end = play_step(outer_step(model, of, NOW, starts=(0, *ends)), (), cost.gpus)
+    assert found.seconds == pytest.approx(max(each.seconds for each in alone) + end.seconds, rel=1e-9)
+    spent = np.array(list(found.seconds_for.values())).sum(axis=0)
+    assert spent == pytest.approx(np.full(2 * gpus, found.seconds), rel=1e-9)
+    weights = {*of.of_layers, *of.outside}
+    resting = np.sum(
+        [size for name, size in end.memory.held.items() if name[0] in "pm" and name[1:] in weights], axis=0
+    )
+    assert resting.sum() == pytest.approx(cost.gpus.model.total_params * (8 + 8), rel=1e-9)  # both are in float64
+    most = max(max(each.peak_bytes) for each in alone)
+    assert max(found.peak_bytes) == pytest.approx(most + resting.max(), rel=0.05)
+
+
+def test_slices_of_exchanges_are_chosen_for_each_worker() -> None:
+    cost, sync = in_parallel(2), RoundSync(LOCAL_SGD, 1, "node")
+    executor = Simulated(cost, sync=sync, exchanges=ExchangeOverlap("sliced", "best"))
+    executor.start()
+    found = executor.step(batch(0), WorkerPlans(Ring(worker_cost(cost, sync)), 2).plan(batch(0))).exchange_slices
+    each = [one["slices"] for one in found["workers"]]
+    assert len(each) == 2
+    assert found.get("slices") == (each[0] if each[0] == each[1] else None)

@@ -17,7 +17,8 @@ from zbench.describe.sync import CO2, LOCAL_SGD, SLOWMO, STREAMING_DILOCO, Round
 from zbench.simulator.steps.play import play_step
 from zbench.step.passes.memory.at_hosts import HostLayers
 from zbench.step.passes.rounds.outer_on_hosts import outer_on_hosts
-from zbench.step.passes.rounds.outer_step import LATER, NOW, OuterParameters, outer_step
+from zbench.step.passes.rounds.outer_parameters import OuterParameters
+from zbench.step.passes.rounds.outer_step import LATER, NOW, outer_step
 
 
 def cost_of(nodes: int = 2, gpus: int = 1, nic: float = 1e9, **model: Any) -> Cost:

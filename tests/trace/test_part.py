@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.runtime.test_conformance import DEVICE, MODEL
-from zbench.cost.job import make_cost, worker_cost
+from zbench.cost.job import make_cost, worker_cost, worker_gpus
 from zbench.critical.drawn import TRACK
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
@@ -36,10 +36,11 @@ CLUSTER = replace(
 BATCH = Batch(np.array([90, 70, 64, 50, 40, 33, 31, 20], np.int64), 1, 0)
 
 
-def traced(sync: RoundSync, batch: Batch, path: Path, **model: str) -> tuple[StepResult, Tracks]:
+def traced(sync: RoundSync, batch: Batch, path: Path, nodes: int = 2, **model: Any) -> tuple[StepResult, Tracks]:
     """Plays a step, and returns its result and the events of its trace by the titles of their tracks."""
-    cost = make_cost(CLUSTER, replace(MODEL, sharding="zero1", **model), pipelines=False)
-    workers = CLUSTER.num_ranks // sync.worker_gpus(CLUSTER.gpus_per_node)
+    cluster = replace(CLUSTER, num_nodes=nodes)
+    cost = make_cost(cluster, replace(MODEL, sharding="zero1", **model), pipelines=False)
+    workers = cluster.num_ranks // worker_gpus(cost, sync)
     plans = WorkerPlans(Ring(worker_cost(cost, sync)), workers).plan(batch)
     executor = Simulated(cost, sync=sync)
     executor.start()
@@ -53,8 +54,8 @@ def traced(sync: RoundSync, batch: Batch, path: Path, **model: str) -> tuple[Ste
     return result, found
 
 
-def nic_bytes(tracks: Tracks, way: str) -> list[int]:
-    found = [0] * CLUSTER.num_nics
+def nic_bytes(tracks: Tracks, way: str, nics: int = CLUSTER.num_nics) -> list[int]:
+    found = [0] * nics
     for title, events in tracks.items():
         if title.startswith("NIC") and way in title:
             found[int(title.split()[1])] += sum(one["args"]["bytes"] for one in events)
@@ -94,6 +95,48 @@ def test_bytes_are_the_record_s_and_nothing_overlaps(
         assert end > 1.001e6 * result.seconds
     else:
         assert end == pytest.approx(1e6 * result.seconds, rel=1e-4)
+
+
+@pytest.mark.parametrize("worker", ["node", "rank"])
+def test_groups_of_a_worker_are_on_its_gpus(worker: str, tmp_path: Path) -> None:
+    """A group's exchanges are between its two GPUs, on their own links; NICs have the average alone."""
+    result, tracks = traced(RoundSync(LOCAL_SGD, 1, worker), BATCH, tmp_path / "t.json", tensor_parallel=2)
+    for way, sizes in (("sends", result.nic_tx_bytes), ("receives", result.nic_rx_bytes)):
+        assert nic_bytes(tracks, way) == sizes
+    for title, events in tracks.items():
+        if any(one["args"].get("for") == "tensor_parallel" and "bytes" in one["args"] for one in events):
+            assert title.startswith("GPU")
+            assert "pair link" in title
+    busy = [
+        any(one["args"].get("for") == "tensor_parallel" for one in events)
+        for title, events in tracks.items()
+        if title.startswith("GPU") and "pair link" in title and title.endswith("sends")
+    ]
+    assert busy == [True] * CLUSTER.num_ranks
+
+
+def test_stages_of_a_worker_are_on_its_nodes(tmp_path: Path) -> None:
+    """Two workers of two nodes: what one stage sends goes to the other's node, inputs of layers wait in the part of its
+    node's memory that each GPU has, and layers have the model's numbers."""
+    sync = RoundSync(STREAMING_DILOCO, 2, "node", fragments=2, delay=1)
+    more = {"pipeline_parallel": 2, "recompute": "full", "offload": "inputs", "num_layers": 5, "stage_layers": (2, 3)}
+    result, tracks = traced(sync, BATCH, tmp_path / "t.json", 4, **more)
+    for way, sizes in (("sends", result.nic_tx_bytes), ("receives", result.nic_rx_bytes)):
+        assert nic_bytes(tracks, way, 4 * CLUSTER.nics_per_node) == sizes
+    each, gpus = CLUSTER.gpus_per_node, 4 * CLUSTER.gpus_per_node
+    between = {
+        (one["args"]["from"] // each, one["args"]["to"] // each)
+        for title, events in tracks.items()
+        if title.startswith("NIC") and "sends" in title
+        for one in events
+        if one["args"]["for"] == "stages"
+    }
+    assert between == {(0, 1), (1, 0), (2, 3), (3, 2)}
+    for rank in range(gpus):
+        (title,) = [one for one in tracks if one.startswith(f"GPU {rank} ") and one.endswith("host link sends")]
+        assert {(one["args"]["from"], one["args"]["to"]) for one in tracks[title]} == {(rank, gpus + rank)}
+    averages = [one for rank in range(gpus) for one in tracks[f"GPU {rank}"] if "averages" in one["name"]]
+    assert {one["args"]["layer"] for one in averages} == {1, 3}
 
 
 def test_messages_are_between_the_cluster_s_gpus(tmp_path: Path) -> None:

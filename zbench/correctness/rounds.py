@@ -22,9 +22,9 @@ from zbench.console.meter import Meter
 from zbench.console.signals import stop_in
 from zbench.correctness.adversarial import KINDS, adversarial_batches
 from zbench.correctness.ledger import Finding, Ledger
-from zbench.cost.job import make_cost
+from zbench.cost.job import make_cost, worker_gpus
 from zbench.describe.expert_schedule import AUTO, PIPEMOE, USUAL_EXPERTS, Experts
-from zbench.describe.sync import EVERY_STEP, STREAMING_DILOCO, WORKERS, RoundSync
+from zbench.describe.sync import EVERY_STEP, NODE, STREAMING_DILOCO, WORKERS, RoundSync
 from zbench.describe.units import with_noun
 from zbench.record.fingerprint import source_digest
 from zbench.run.choices import choices, missing_package
@@ -49,6 +49,9 @@ EXPERTS = (
 )
 HOSTS = ("recompute=selective", "memory.offload_layers=auto")
 STATE = ("sharding=zero1", "memory.optimizer_layers=1")
+# Two groups of a node, and two nodes of a worker.
+GROUPS = ("cluster.gpus_per_node=4", "parallel.tensor_parallel=2")
+STAGES = ("cluster.num_nodes=4", "model.num_layers=4", "model.micro_batches=2", "parallel.pipeline_parallel=2")
 _SENTENCE = re.compile(r"[a-z][\w.]* is [^\n]+[;,] [^\n]+")
 
 
@@ -82,13 +85,15 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--hosts", action="store_true", help="activations of as many layers on hosts as have to be")
     parser.add_argument("--optimizer", action="store_true", help="optimizer state of some layers on hosts, ZeRO-1")
+    parser.add_argument("--groups", action="store_true", help="tensor-parallel groups of two of a node's four GPUs")
+    parser.add_argument("--stages", action="store_true", help="two stages, on two nodes of each worker; nodes alone")
     parser.add_argument("--out", type=Path, help="keep what was found in this file, and go on from there")
     parser.add_argument("--markdown", action="store_true", help="a table of systems by choices, for a document")
     asked = parser.parse_args(list(arguments))
     names = list(choices("system")) if asked.systems is None else asked.systems.split(",")
     for name in (one for one in names if one not in choices("system")):
         raise ValueError(f"--systems has {name!r}; it takes names of {', '.join(choices('system'))}")
-    settings = {"experts": asked.experts, "hosts": asked.hosts, "optimizer": asked.optimizer}
+    settings = {name: getattr(asked, name) for name in ("experts", "hosts", "optimizer", "groups", "stages")}
     ledger = None if asked.out is None else Ledger(asked.out, {"sources": source_digest(), **settings})
     found: list[RoundVerdict] = []
     try:
@@ -119,12 +124,20 @@ def _found_before(ledger: Ledger | None, system: str, sync: str, worker: str) ->
 class RoundCombinations:
     """Reads conf/ once and makes a run's parts from it. systems: names of conf/system. experts: whether the model has
     some, which workers with several GPUs have on these. hosts: whether activations wait in host memory. optimizer:
-    whether the optimizer state of some layers, and of the head, is there."""
+    whether the optimizer state of some layers, and of the head, is there. groups: whether GPUs are tensor-parallel
+    groups. stages: whether workers have several."""
 
     def __init__(
-        self, systems: Sequence[str], experts: bool = False, hosts: bool = False, optimizer: bool = False
+        self,
+        systems: Sequence[str],
+        experts: bool = False,
+        hosts: bool = False,
+        optimizer: bool = False,
+        groups: bool = False,
+        stages: bool = False,
     ) -> None:
         given = [*CLUSTER, *(EXPERTS if experts else ()), *(HOSTS if hosts else ()), *(STATE if optimizer else ())]
+        given += [*(GROUPS if groups else ()), *(STAGES if stages else ())]
         words = [word for word, is_there in (("activations", hosts), ("optimizer", optimizer)) if is_there]
         given += [f"memory.offload={'_and_'.join(words)}"] if words else []
         self.experts = experts
@@ -134,6 +147,7 @@ class RoundCombinations:
         self.syncs: Mapping[tuple[str, str], DictConfig] = {
             (name, worker): _short(one, worker) for name, one in configs.items() for worker in WORKERS
         }
+        self.workers = (NODE,) if stages else WORKERS
 
     def combinations(self, every: bool = False) -> list[tuple[str, str, str]]:
         """Lists every system with every choice, with each kind of workers or with one of them in turn."""
@@ -141,7 +155,7 @@ class RoundCombinations:
         return [
             (system, name, worker)
             for (row, system), (column, name) in pairs
-            for worker in (WORKERS if every else WORKERS[(row + column) % 2 :][:1])
+            for worker in (self.workers if every else self.workers[(row + column) % len(self.workers) :][:1])
         ]
 
     def check(self, system: str, name: str, worker: str, kinds: Sequence[str] = KINDS) -> RoundVerdict:
@@ -155,7 +169,7 @@ class RoundCombinations:
         cost = make_cost(instantiate(config.cluster, _convert_="all"), make_model(config))
         played = 0
         try:
-            degree = sync.worker_gpus(cost.cluster.gpus_per_node) if self.experts else 1
+            degree = worker_gpus(cost, sync) // cost.pp if self.experts else 1
             chunks = Experts(PIPEMOE, AUTO) if degree > 1 else USUAL_EXPERTS
             made = make_system(config, cost)
             executor = Simulated(cost, sync=sync, expert_parallel=degree, experts=chunks)

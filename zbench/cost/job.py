@@ -71,4 +71,9 @@ def _with_ranks(cluster: Cluster, model: Model) -> Model:
 
 def worker_cost(cost: Cost, sync: RoundSync) -> Cost:
     """Returns the cost model of one worker's GPUs, which are a cluster of its own."""
-    return cost_like(cost, sync.worker_cluster(cost.gpus.cluster), cost.gpus.model, False)
+    return cost_like(cost, sync.worker_cluster(cost.gpus.cluster, cost.tp, cost.pp), cost.gpus.model, False)
+
+
+def worker_gpus(cost: Cost, sync: RoundSync) -> int:
+    """Returns the GPUs of one worker."""
+    return sync.worker_gpus(cost.gpus.cluster.gpus_per_node, cost.tp, cost.pp)

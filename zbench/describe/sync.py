@@ -42,7 +42,8 @@ class RoundSync:
     method: every_step, gradients are reduced in each; local_sgd, parameters are averaged after a round; slowmo, the
         average's difference goes through a momentum; co2, so does that of the round before, while the average of this
         one is under way; diloco, through Nesterov's momentum; streaming_diloco, so do those of some layers at a time.
-    steps: of a round. worker: whose parameters are one model, a rank or a node; plans, gradients and shards are inside.
+    steps: of a round. worker: whose parameters are one model, a rank (a GPU, or a tensor-parallel group of them) or a
+        node (with stages as many nodes as there are); plans, gradients and shards are inside.
     lr, momentum: of the outer update. penalty: what co2 divides a difference by that is a round old: `constant`, by
         penalty_constant, or `gap_aware`, by how far the model has moved since. clip: the most that an element of co2's
         momentum may be, or null. fragments: of streaming_diloco, parts of the model's layers, averaged one after
@@ -111,21 +112,40 @@ class RoundSync:
         """Returns the steps by which a fragment is averaged after the first one, and so after a round's begin."""
         return fragment * self.steps // self.fragments
 
-    def worker_gpus(self, gpus_per_node: int) -> int:
-        """Returns the GPUs of a worker."""
-        return gpus_per_node if self.worker == NODE else 1
+    def worker_gpus(self, gpus_per_node: int, group: int = 1, stages: int = 1) -> int:
+        """Returns the GPUs of a worker. group: of each rank, with tensor parallelism several. stages: of a pipeline,
+        each on a node of the worker.
 
-    def worker_cluster(self, cluster: Cluster) -> Cluster:
-        """Returns one worker's part of a cluster of GPUs, a cluster of its own: a node, or one GPU with its NIC and its
-        share of the node's host memory and of what this is updated at."""
+        Raises:
+            ValueError: a rank has several stages.
+        """
+        self._check_stages(stages)
+        return gpus_per_node * stages if self.worker == NODE else group
+
+    def worker_cluster(self, cluster: Cluster, group: int = 1, stages: int = 1) -> Cluster:
+        """Returns one worker's part of a cluster of GPUs, a cluster of its own: a node, or one for every stage, or a
+        rank's `group` GPUs with their NICs and their share of the node's host memory and of what this is updated at.
+
+        Raises:
+            as `worker_gpus`.
+        """
+        self._check_stages(stages)
         if self.worker == NODE:
-            return replace(cluster, num_nodes=1)
+            return replace(cluster, num_nodes=stages)
         room, rate = (
-            None if given is None else given / cluster.gpus_per_node
+            None if given is None else given * group / cluster.gpus_per_node
             for given in (cluster.host_memory, cluster.host_adam_bandwidth)
         )
-        own = replace(cluster, num_nodes=1, gpus_per_node=1, nics_per_node=1)
+        nics = max(1, cluster.nics_per_node * group // cluster.gpus_per_node)
+        own = replace(cluster, num_nodes=1, gpus_per_node=group, nics_per_node=nics)
         return replace(own, host_memory=room, host_adam_bandwidth=rate)
+
+    def _check_stages(self, stages: int) -> None:
+        if stages > 1 and self.worker == RANK:
+            raise ValueError(
+                f"sync.worker is {RANK}; with parallel.pipeline_parallel={stages} every stage of a worker is on a node "
+                f"of its own, so it takes {NODE}"
+            )
 
     def is_last(self, step: int) -> bool:
         """Returns whether a step, counted from 0, is the last one of its round."""

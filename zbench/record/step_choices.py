@@ -62,7 +62,9 @@ def _layers(step: Step) -> int | None:
 
 def _slices_words(step: Step) -> str:
     slices = _of(step, "exchange_slices", "slices")
-    return "" if slices is None else f"exchanges in {with_noun(slices, 'slice')}"
+    if slices is None:  # of workers of rounds, which each have their own
+        return "exchanges in slices of each worker's own" if _of(step, "exchange_slices", "workers") else ""
+    return f"exchanges in {with_noun(slices, 'slice')}"
 
 
 def _chunks_words(step: Step) -> str:

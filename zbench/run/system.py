@@ -6,7 +6,7 @@ from typing import Any
 
 from zbench.cost.collective import once_a_step
 from zbench.cost.cost import Cost
-from zbench.cost.job import worker_cost
+from zbench.cost.job import worker_cost, worker_gpus
 from zbench.cost.memory.routed import draws_rows
 from zbench.describe.strategies.step_strategy import USUAL_STRATEGY, StepStrategy
 from zbench.describe.sync import EVERY, RoundSync
@@ -20,14 +20,32 @@ from zbench.simulated.offloading import planned_on_hosts
 
 def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -> System:
     """Makes the system; make: as of Parts.of. One that chooses before a run plans after that, with homes of tokens as
-    the strategy has them (zbench.run.chosen)."""
+    the strategy has them (zbench.run.chosen). For workers that train apart it plans for each by itself.
+
+    Raises:
+        ValueError: it chooses before a run whose workers train apart, or cannot plan.
+    """
     sync: RoundSync = make_part(make, config, "sync") if "sync" in config else EVERY  # the library's has a system alone
-    if sync.in_rounds:
-        return _for_workers(config, cost, make, sync)
-    system: System = make_part(make, config, "system", cost=cost)
+    own = worker_cost(cost, sync) if sync.in_rounds else cost
+    system: System = make_part(make, config, "system", cost=own)
     if isinstance(system, Chooses):
+        if sync.in_rounds:
+            raise ValueError(
+                f"system is {type(system).__name__}, which chooses by steps in which all come together; with "
+                f"sync={sync.method} it takes one that does not choose before a run, as ring, mesh, zeppelin or "
+                "nodewise"
+            )
         return system
     expect("system", system, "planner" if callable(getattr(system, "choose", None)) else "plan")
+    planned = _planned(config, own, make, system)
+    if sync.in_rounds:
+        return WorkerPlans(planned, cost.gpus.cluster.num_ranks // worker_gpus(cost, sync))
+    return in_expert_homes(planned, cost, step_strategy(config, make))
+
+
+def _planned(config: Mapping[str, Any], cost: Cost, make: Make, system: System) -> System:
+    """Returns a system that was made for a cost model as it plans: priced with hosts' links, anew for draws, and
+    in parts where there are stages."""
     in_parts = cost.pp > 1 and not (isinstance(system, PlansStages) and system.plans_stages)
 
     def made(of: Cost) -> System:
@@ -38,7 +56,7 @@ def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -
     if in_parts:
         of_part = partial(_of_part, made, cost)
         planned = Dealt(planned, cost.model.micro_batches, of_part if once_a_step(cost) else None)
-    return in_expert_homes(planned, cost, step_strategy(config, make))
+    return planned
 
 
 def _of_part(made: Callable[[Cost], System], cost: Cost, first: bool, last: bool) -> System:
@@ -57,26 +75,3 @@ def for_draws(system: System, cost: Cost, made: Callable[[Cost], System]) -> Sys
 def step_strategy(config: Mapping[str, Any], make: Make) -> StepStrategy:
     """Returns the strategy of whole steps of a run; the usual one of a system alone, as the library's."""
     return StepStrategy.of(make_strategy(config, make)) if "experts" in config else USUAL_STRATEGY
-
-
-def _for_workers(config: Mapping[str, Any], cost: Cost, make: Make, sync: RoundSync) -> System:
-    """Returns the system for workers that train apart: it plans for each by itself.
-
-    Raises:
-        ValueError: it chooses before a run, or cannot plan for a worker.
-    """
-    own = worker_cost(cost, sync)
-    system: System = make_part(make, config, "system", cost=own)
-    if isinstance(system, Chooses):
-        raise ValueError(
-            f"system is {type(system).__name__}, which chooses by steps in which all come together; with "
-            f"sync={sync.method} it takes one that does not choose before a run, as ring, mesh, zeppelin or nodewise"
-        )
-    expect("system", system, "plan")
-
-    def made(of: Cost) -> System:
-        first = system if of is own else make_part(make, config, "system", cost=of)
-        return for_draws(first, of, lambda one: make_part(make, config, "system", cost=one))
-
-    cluster = cost.gpus.cluster
-    return WorkerPlans(planned_on_hosts(made, own), cluster.num_ranks // sync.worker_gpus(cluster.gpus_per_node))

@@ -53,7 +53,7 @@ class Reported(Protocol):
 class RanPart:
     """A step that was run. first: the rank of its first process; reports: of its processes. In rounds of local steps
     each worker has a step of its own, and so has what a round ends with. layers: the numbers that the step's layers
-    have in the model; None: their own."""
+    have in the model, and what is after the last; None: their own."""
 
     step: Step
     first: int
@@ -169,9 +169,11 @@ class _Drawn:
                 yield gpu // self.cluster.gpus_per_node, f"{owner} {way}"
 
     def _place(self, place: int) -> int:
-        """Returns a place of the step as the cluster counts it: its GPUs, and after them the memories of nodes."""
+        """Returns a place of the step as the cluster counts it: its GPUs, and after them the memories of nodes, or with
+        stages GPUs' parts of these."""
         first, gpus = self.part.first, self.part.step.num_gpus
-        memories = self.cluster.num_ranks + first // self.cluster.gpus_per_node
+        of_gpus = len(self.part.step.stages) > 1
+        memories = self.cluster.num_ranks + (first if of_gpus else first // self.cluster.gpus_per_node)
         return first + place if place < gpus else memories + place - gpus
 
     def _computing(self, of: NotedOperation, rank: int) -> Track:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from zbench.console.extras import need
 from zbench.cost.cost import Cost
+from zbench.cost.job import worker_gpus
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.expert_schedule import DRAWN, USUAL_EXPERTS, Experts
@@ -146,9 +147,10 @@ class Torch:
     def worker_steps(self) -> WorkerSteps:
         """The steps that plans become where workers come together in rounds."""
         cluster, model = self.cost.gpus.cluster, self.cost.gpus.model
-        gpus = cluster.num_ranks, self.sync.worker_gpus(cluster.gpus_per_node)
+        gpus = cluster.num_ranks, worker_gpus(self.cost, self.sync)
         choose = chosen_by_workers(self.experts.exchanges, self.cost, self.sync)
-        return WorkerSteps(self.name, model, gpus, self.sync, self.overlap, cluster, self.steps.experts, choose)
+        own = self.sync, self.overlap, cluster, self.steps.experts, choose, (self.cost.tp, self.cost.pp)
+        return WorkerSteps(self.name, model, gpus, *own)
 
     @property
     def first_step(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.cost.job import worker_gpus
 from zbench.cost.least_copies import least_copy_seconds
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
@@ -128,9 +129,10 @@ class Simulated:
     def _new_rounds(self) -> PlayedRounds:
         """Returns the rounds of a run of which nothing is played."""
         cluster, model = self.cost.gpus.cluster, self.cost.gpus.model
-        gpus = cluster.num_ranks, self.sync.worker_gpus(cluster.gpus_per_node)
+        gpus = cluster.num_ranks, worker_gpus(self.cost, self.sync)
         choose = chosen_by_workers(self.experts.exchanges, self.cost, self.sync)
-        steps = WorkerSteps("simulated", model, gpus, self.sync, self.overlap, cluster, self.steps.experts, choose)
+        own = self.sync, self.overlap, cluster, self.steps.experts, choose, (self.cost.tp, self.cost.pp)
+        steps = WorkerSteps("simulated", model, gpus, *own)
 
         def told(batch: Batch, plans: tuple[Plan, ...], played: PlayedStep, cost: Cost) -> StepResult:
             own = replace(self, cost=cost, sync=EVERY)

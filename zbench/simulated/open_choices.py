@@ -171,16 +171,19 @@ def chosen_by_workers(schedule: ExpertSchedule, cost: Cost, sync: RoundSync) -> 
 
 
 def told_of_workers(result: StepResult, batch: Batch, workers: Iterable[WorkerStep | None]) -> StepResult:
-    """Returns the result of a batch with what was chosen for each worker's part of it: of chunks for experts all, by
-    worker, and what they have in common; of hosts the micro-batches of all, one worker's after another's."""
-    chunks, recomputed = list[dict[str, Any]](), list[dict[str, Any]]()
+    """Returns the result of a batch with what was chosen for each worker's part of it: of slices of exchanges and of
+    chunks for experts all, by worker, and what they have in common; of hosts the micro-batches of all, one worker's
+    after another's."""
+    slices, chunks, recomputed = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
     for one in workers:
         if one is not None and isinstance(one.chosen, ChosenSteps):
+            slices.append(one.chosen.exchange_slices)
             chunks.append(one.chosen.expert_chunks)
             recomputed.append(one.chosen.recompute_told(batch, one.plans))
+    if any(slices):
+        result = replace(result, exchange_slices=_of_workers(slices))
     if any(chunks):
-        alike = {name: value for name, value in chunks[0].items() if all(one.get(name) == value for one in chunks)}
-        result = replace(result, expert_chunks={**alike, "workers": chunks})
+        result = replace(result, expert_chunks=_of_workers(chunks))
     if any(recomputed):
         first = recomputed[0]
         joined = {
@@ -189,3 +192,9 @@ def told_of_workers(result: StepResult, batch: Batch, workers: Iterable[WorkerSt
         }
         result = replace(result, recompute=joined)
     return result
+
+
+def _of_workers(every: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns what workers have chosen, by worker, and what they have in common."""
+    alike = {name: value for name, value in every[0].items() if all(one.get(name) == value for one in every)}
+    return {**alike, "workers": every}

@@ -101,7 +101,8 @@ class PlayedRounds:
         workers, ends = [], list[DrawnStep]()
         for worker, one in enumerate(self.steps.of(batch, plans)):
             if one is not None:
-                where = StepPart(own.cluster, whole.cluster, worker * self.steps.gpus[1])
+                first, staged = worker * self.steps.gpus[1], len(one.step.stages) > 1
+                where = StepPart(own.cluster, whole.cluster, first, stages=staged)
                 step = played_rows(one.chosen.steps, one.step, batch, one.plans)
                 workers.append(DrawnStep(*play_layers(step, plans_of_layouts(one.plans), own), where))
         begin = max(one.end for one in workers)

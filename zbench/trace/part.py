@@ -16,15 +16,17 @@ _ENDS = ("from", "to")
 
 @dataclass(frozen=True)
 class StepPart:
-    """The place of a step in a trace. own: the cluster that it was played on, of one node unless it is the whole one.
+    """The place of a step in a trace. own: the cluster that it was played on, a part of one node or some whole ones.
     whole: that of the trace. first: the rank there of its first GPU. begin: seconds from the trace's begin to its own.
-    layers: the numbers that its layers have in the model; None: their own."""
+    layers: the numbers that its layers have in the model, and what is after the last; None: their own. stages: whether
+    they are on several, so that each GPU has a host memory of its own."""
 
     own: Cluster
     whole: Cluster
     first: int = 0
     begin: float = 0.0
     layers: Sequence[int] | None = None
+    stages: bool = False
 
     @property
     def node(self) -> int:
@@ -36,25 +38,30 @@ class StepPart:
         return number if self.layers is None else self.layers[number]
 
     def place(self, number: int) -> int:
-        """Returns a place of the step as the whole cluster counts it: its GPUs, and after them the memories of
-        nodes."""
-        own = self.own.num_ranks
-        return self.first + number if number < own else self.whole.num_ranks + self.node + number - own
+        """Returns a place of the step as the whole cluster counts it: its GPUs, and after them the memories of nodes,
+        or GPUs' parts of these."""
+        own, memory = self.own.num_ranks, self.first if self.stages else self.node
+        return self.first + number if number < own else self.whole.num_ranks + memory + number - own
 
     def moved(self, event: Event) -> Event:
         """Returns an event of the step (zbench.trace.whole_step) as one of the trace."""
         args = dict(event["args"])
         args |= {end: self.place(args[end]) for end in _ENDS if end in args} | {"layer": self.layer(args["layer"])}
         at = round(event["ts"] + 1e6 * self.begin, 3)
-        return event | {"pid": self.node + event["pid"], "tid": self._tracks[event["tid"]], "ts": at, "args": args}
+        tid = self._tracks[event["pid"]][event["tid"]]
+        return event | {"pid": self.node + event["pid"], "tid": tid, "ts": at, "args": args}
 
     @cached_property
-    def _tracks(self) -> list[int]:
-        """The numbers that a node's tracks of its own cluster have in the whole one."""
-        number = {title: at for at, title in enumerate(track_titles(self.whole)[self.node])}
+    def _tracks(self) -> list[list[int]]:
+        """The numbers that the tracks of every node of its own cluster have in the whole one."""
+        whole = track_titles(self.whole)[self.node :]
         first = {"GPU": self.first, "NIC": int(self.whole.nic_of[self.first])}
 
         def renamed(found: re.Match[str]) -> str:
             return f"{found[1]} {first[found[1]] + int(found[2])}"
 
-        return [number[_OWNER.sub(renamed, title)] for title in track_titles(self.own)[0]]
+        numbers = [{title: at for at, title in enumerate(titles)} for titles in whole]
+        return [
+            [number[_OWNER.sub(renamed, title)] for title in titles]
+            for number, titles in zip(numbers, track_titles(self.own), strict=False)
+        ]

@@ -14,7 +14,8 @@ from zbench.describe.sync import CO2, NO_PENALTY, SLOWMO, STREAMING_DILOCO, Roun
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.memory.at_hosts import HostLayers
 from zbench.step.passes.rounds.outer_on_hosts import outer_on_hosts
-from zbench.step.passes.rounds.outer_step import LATER, NOW, PHASES, OuterParameters, outer_step
+from zbench.step.passes.rounds.outer_parameters import OuterParameters
+from zbench.step.passes.rounds.outer_step import LATER, NOW, PHASES, outer_step
 from zbench.step.passes.rounds.worker_steps import WorkerSteps
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.reading.read import read_step

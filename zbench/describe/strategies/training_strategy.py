@@ -87,12 +87,6 @@ class TrainingStrategy:
             ValueError: the message names the key of the other group.
         """
         sync, experts = f"sync={self.sync.method}", self.experts
-        for key in ("tensor_parallel", "pipeline_parallel"):
-            if (degree := self.parallel.degrees[key]) > 1:
-                raise ValueError(
-                    f"parallel.{key} is {degree}; with {sync} a worker's GPUs share its sequences, shards and experts "
-                    "alone, so it takes 1"
-                )
         if experts.exchanges.reduces_between:
             instead = " and another schedule, as experts=pipemoe" if experts.schedule == LINA else ""
             raise ValueError(

@@ -49,7 +49,8 @@ class StepMachine:
 @dataclass(frozen=True)
 class BatchParts:
     """A layout for a process: what handlers need to know of a micro-batch. number: of the layout. layers: the numbers
-    that the step's layers have in stores, where it is of some layers of the model; (): those that they have in it."""
+    that the step's layers have in stores, and what is after the last, where it is of some layers of the model; ():
+    those that they have in it."""
 
     number: int
     layout: StepLayout

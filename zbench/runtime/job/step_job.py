@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from zbench.cost.cost import Cost
+from zbench.cost.job import worker_gpus
 from zbench.describe.expert_schedule import USUAL_EXPERTS, Experts
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Workload
@@ -46,7 +47,7 @@ class StepJob:
     @property
     def worker_gpus(self) -> int:
         """The GPUs of a worker, where workers train apart."""
-        return self.sync.worker_gpus(self.cost.gpus.cluster.gpus_per_node)
+        return worker_gpus(self.cost, self.sync)
 
     def told(self) -> dict[str, Any]:
         """Returns the facts that a run which goes on from a checkpoint has to have in common with the one that wrote

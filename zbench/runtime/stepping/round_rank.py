@@ -16,7 +16,7 @@ import torch.distributed as dist
 from zbench.describe.batch import Batch
 from zbench.runtime.handlers.messages import open_messages
 from zbench.runtime.handlers.optimizer import AdamWUpdate, RoundUpdate, Update
-from zbench.runtime.handlers.prepared import PreparedStep
+from zbench.runtime.handlers.prepared import PreparedStep, items_of
 from zbench.runtime.handlers.resting import Resting
 from zbench.runtime.handlers.runner import StepRunner
 from zbench.runtime.handlers.store import Held, Key, Slab, Store
@@ -95,8 +95,10 @@ class RoundRank(SteppingRank):
         if shares:
             number = parts.layout.number[SHARE]
             share = torch.tensor([shares[self.worker]], dtype=DTYPES[self.model.lse_bytes], device=self.device)
-            for of in self.outer.stores.values():  # that of host memory, too
-                of.put(parts.key(number, 0), Slab.of(parts.formats[number], (self.worker,), (0,), (share,)))
+            for tensor, layer, places, *_ in items_of(prepared, end.step.begins):  # those in host memory, too
+                for place in places if tensor == number else ():
+                    slab = Slab.of(parts.formats[number], (self.worker,), (0,), (share,))
+                    self.outer.stores[place].put(parts.key(number, layer), slab)
         messages = self.outer.machine.messages
         for one in messages.ends:
             one.traffic = Traffic()

@@ -10,9 +10,9 @@ A snapshot is a sum's contribution, so the proof sees that each worker's counts 
 is added to it afterwards. Where the average is used a round late, a round ends with the update by the average of the
 round before, and with the next reduction under way.
 
-Shards are those of ZeRO over all GPUs. A worker's GPU number g has those of which number g of every worker has a share,
-so that a shard's values come from one GPU of each worker, as collectives in two levels have it. Experts over several
-GPUs are inside each worker, laid out alike, so a slice of them is averaged between the GPUs that have it.
+Which GPU has which of a worker's shards, and which the outer parameter, is zbench.step.passes.rounds.outer_parameters'.
+Workers with stages are pipelines side by side, and all of this is played across them: a layer's parameters are averaged
+between the GPUs of the stages that have it.
 
 A step may be of some layers alone, a fragment of the model. It has as many layers as these, whatever their numbers are
 in the model, and the embedding, the head and their like are of one fragment. Where the first layers are dense and
@@ -26,19 +26,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.degrees import ShardDegrees
 from zbench.describe.model import Model
-from zbench.describe.overlap import StepOverlap
 from zbench.step.formula import parse_formula
 from zbench.step.index import Index
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import COMPUTE, GATHER, REDUCE, Operations, operation_row
-from zbench.step.passes.parameters.zero import GRADIENT_BYTES, WHOLE, ShardedParameters, axes_of, weight_elements
-from zbench.step.passes.routing import TOGETHER, ExpertParallel
+from zbench.step.passes.parameters.parameter_rows import moved_entries
+from zbench.step.passes.parameters.zero import GRADIENT_BYTES, WHOLE, axes_of, weight_elements
+from zbench.step.passes.rounds.outer_parameters import OuterParameters
 from zbench.step.passes.tensors import parameter_tensors
-from zbench.step.template import AT_HOME, Instance, Items, Step, Template
-from zbench.step.tensor import FOLLOWING, LEADING, Tensor
+from zbench.step.template import ACROSS, AT_HOME, Instance, Items, StageStart, Step, Template
+from zbench.step.tensor import BORDER, FOLLOWING, LEADING, NONE, Tensor
 
 CONTRIBUTE, REDUCED, UPDATED, TAKEN = "contribute", "reduce", "update", "take"
 # What a round ends with: with its own average; the first one whose average is used late; and every other one of these.
@@ -55,76 +54,32 @@ SHARE = "share"  # of a round's tokens that each worker had
 Rows = list[list[int]]
 
 
-@dataclass(frozen=True)
-class OuterParameters(ShardedParameters):
-    """The parameters of all workers, of `worker_gpus` GPUs each; `groups` are all GPUs. expert_cut: GPUs that each
-    expert is cut over."""
-
-    worker_gpus: int = 1
-    expert_cut: int = 1
-
-    @staticmethod
-    def of(
-        model: Model, gpus: tuple[int, int], stage: str | ShardDegrees, experts: ExpertParallel = TOGETHER
-    ) -> "OuterParameters":
-        """Returns the parameters of workers whose own shards are of a stage. gpus: of all workers, and of one."""
-        degrees = experts.degree, 1, gpus[1], experts.tensor_parallel
-        return OuterParameters(model, gpus[0], 1, stage, StepOverlap(0), *degrees)
-
-    @property
-    def workers(self) -> int:
-        """The workers."""
-        return self.num_gpus // self.worker_gpus
-
-    def inside(self, weight: str) -> Ints:
-        """Returns the number that the GPU of every cell has inside each worker."""
-        if weight in WHOLE:
-            return np.full(1, WHOLE.index(weight) % self.worker_gpus, np.int64)
-        return self._of_slices(weight, self.shards[weight][1] // self.workers)
-
-    def home(self, weight: str) -> Ints:
-        """Returns the place of every cell's outer parameter."""
-        count = self.slices(weight)[1]
-        worker = np.full(1, WHOLE.index(weight)) if weight in WHOLE else np.tile(self.shards[weight][1], count)
-        return np.asarray(worker % self.workers * self.worker_gpus + self.inside(weight), np.int64)
-
-    def _of_slices(self, weight: str, owner: Ints) -> Ints:
-        """Returns the GPUs of a parameter's cells, slice by slice. owner: of each shard of a slice, the group of GPUs
-        with one slice each that has it."""
-        count = self.slices(weight)[1]
-        return np.asarray(owner * count + np.arange(count)[:, None], np.int64).reshape(-1)
-
-    def holders(self, weight: str) -> Iterator[tuple[Ints, Ints]]:
-        """Yields (the GPUs that have a slice of a parameter, its cells), of each slice."""
-        every, count = np.arange(self.num_gpus), self.slices(weight)[1]
-        cells = np.arange(self.home(weight).size).reshape(count, -1)
-        for number in range(count):
-            yield every[number::count], cells[number]
-
-
 def outer_step(
     model: Model,
     parameters: OuterParameters,
     kind: str,
     outside: bool = True,
     layers: tuple[int, int] | None = None,
+    starts: tuple[int, ...] = (0,),
 ) -> Step:
     """Returns what a round ends with. kind: one of PHASES. outside: whether it has parameters outside the layers.
-    layers: how many dense ones before others, and of these others, it is of; None: all of the model's."""
+    layers: how many dense ones before others, and of these others, it is of; None: all of the model's. starts: which of
+    them all is the first of each stage."""
     every = model.dense_layers, model.num_layers - model.dense_layers
-    return _Outer(model, parameters, kind, outside, every if layers is None else layers).step()
+    return _Outer(model, parameters, kind, outside, every if layers is None else layers, starts).step()
 
 
 @dataclass
 class _Outer:
-    """A step while it is built. layers: dense ones before others, and these others. versions: of outer and of workers'
-    parameters so far."""
+    """A step while it is built. layers: dense ones before others, and these others. starts: the first layer of every
+    stage. versions: of outer and of workers' parameters so far."""
 
     model: Model
     of: OuterParameters
     kind: str
     outside: bool
     layers: tuple[int, int]
+    starts: tuple[int, ...]
     templates: list[Template] = field(default_factory=list)
     versions: list[int] = field(default_factory=lambda: [0, 0])
 
@@ -135,10 +90,11 @@ class _Outer:
             slices["e"] = of.model.num_experts * of.expert_cut
         ones = [Index(name, np.ones(count, np.int64)) for name, count in sorted(slices.items())]
         indices = (*ones, *of.indices(), Index("r", np.ones(of.workers, np.int64)))
-        self.lists = ListTable({**{one.name: len(one) for one in indices}, PLACE: of.num_gpus})
+        self.lists = ListTable({**{one.name: len(one) for one in indices}, PLACE: of.workers * of.worker_gpus})
         phases = PHASES[self.kind]
         formulas = tuple(parse_formula(text) for weight in self._weights for text in _texts(weight, phases))
-        share = Tensor(SHARE, ("r",), "copy", "", "none", self.model.lse_bytes, np.full(of.workers, -1, np.int64))
+        shared = BORDER if self._in_stages else NONE  # each stage has it of its own layers, and the last after these
+        share = Tensor(SHARE, ("r",), "copy", "", shared, self.model.lse_bytes, np.full(of.workers, -1, np.int64))
         tensors = (*(one for weight in self._weights for one in self._tensors(weight)), share)
         self.layout = StepLayout(indices, (), (), (), tensors, formulas, self.lists.lists())
         self.formula = {(one.results[0].tensor, one.terms[0].function): at for at, one in enumerate(formulas)}
@@ -152,12 +108,22 @@ class _Outer:
     def _sections(self) -> list[tuple[str, tuple[str, ...], int, int]]:
         """(what its templates' names end with, parameters, the first layer, how many layers) of what is averaged."""
         dense, others = self.layers
-        sections = [
-            ("_dense", self.of.of_kind(LEADING), 0, dense),
-            ("", self.of.of_kind(FOLLOWING), dense, others),
-            ("_ends", self._outside, 0, 1),
-        ]
+        sections = [("_dense", self.of.of_kind(LEADING), 0, dense), ("", self.of.of_kind(FOLLOWING), dense, others)]
+        if self._in_stages:
+            first, last = (tuple(one for one in self._outside if (one in self._of_head) == after) for after in (0, 1))
+            sections = [("_embedding", first, 0, 1), *sections, ("_head", last, dense + others, 1)]
+        else:
+            sections.append(("_ends", self._outside, 0, 1))
         return [one for one in sections if one[3]]
+
+    @property
+    def _in_stages(self) -> bool:
+        return len(self.starts) > 1
+
+    @property
+    def _of_head(self) -> tuple[str, ...]:
+        """The parameters that only the last of several stages has."""
+        return self.of.of_head if self._in_stages else ()
 
     @property
     def _outside(self) -> tuple[str, ...]:
@@ -178,15 +144,22 @@ class _Outer:
         for phase in phases:
             for name, weights, first, count in self._sections:
                 getattr(self, f"_{phase}")(f"{phase}{name}", weights)
-                order.append(Instance(len(self.templates) - 1, first, count))
+                one = Instance(len(self.templates) - 1, first, count, place=ACROSS if self._in_stages else 0)
+                order += one.parts(self.starts) if self._in_stages else [one]
             self.versions[0] += phase == UPDATED
             self.versions[1] += phase == TAKEN
         ends = self._resting(phases[-1] == REDUCED, False)
         layout = StepLayout(
             self.layout.indices, (), (), (), self.layout.tensors, self.layout.formulas, self.lists.lists()
         )
-        rows = self.of.num_gpus, 0, sum(self.layers), (), (layout,), tuple(self.templates), tuple(order)
-        return Step(*rows, Items.of(begins), Items.of(ends), leading=self.layers[0])
+        of, leads = self.of, range(0, self.of.workers * self.of.worker_gpus, self.of.worker_gpus)
+        rows = of.workers * of.worker_gpus, 0, sum(self.layers), (), (layout,), tuple(self.templates), tuple(order)
+        stages = [
+            StageStart(layer, lead + number * of.stage_gpus)
+            for lead in (leads if self._in_stages else [0])
+            for number, layer in enumerate(self.starts)
+        ]
+        return Step(*rows, Items.of(begins), Items.of(ends), tuple(stages), leading=self.layers[0])
 
     # -- entries --------------------------------------------------------------------------------------
     def _cells(self, weight: str, which: Ints) -> list[int]:
@@ -198,10 +171,9 @@ class _Outer:
 
     def _parts(self, weight: str) -> Iterator[tuple[Ints, list[int]]]:
         """Yields, for each GPU of a worker that shards are on, (that GPU of every worker, lists of cells)."""
-        inside, of = self.of.inside(weight), self.of
+        inside = self.of.inside(weight)
         for gpu in np.unique(inside).tolist():
-            places = np.arange(of.workers) * of.worker_gpus + gpu
-            yield places, self._cells(weight, np.flatnonzero(inside == gpu))
+            yield self.of.places[:, gpu], self._cells(weight, np.flatnonzero(inside == gpu))
 
     def _held(self, weight: str) -> Iterator[tuple[Ints, list[int]]]:
         """Yields (places, lists of cells) of a parameter and its state as workers have them."""
@@ -240,9 +212,7 @@ class _Outer:
 
     def _shares(self) -> Rows:
         """Returns the entries of shares: of each worker's, on its GPUs."""
-        of = self.of
-        every = np.arange(of.num_gpus).reshape(of.workers, of.worker_gpus)
-        return [self._entry(SHARE, row, [self.lists.number("r", [at]), -1]) for at, row in enumerate(every)]
+        return [self._entry(SHARE, row, [self.lists.number("r", [at]), -1]) for at, row in enumerate(self.of.places)]
 
     def _contributed(self, weights: Sequence[str]) -> Rows:
         """Returns the entries of snapshots where they were made."""
@@ -253,8 +223,12 @@ class _Outer:
     def _resting(self, averaged: bool, shares: bool) -> Rows:
         """Returns the entries of what there is before or after all of it. averaged: an average is there that is not
         used yet."""
-        found = self._own(self._weights, ("", "s")) + self._at_home(self._weights, ("p", "m"), self.versions[0])
-        found += self._at_home(self._weights, ("d",), 0, self.of.workers) if averaged else []
+        found, last = Rows(), (self.of.stages - 1) * self.of.stage_gpus
+        for after in (False, True):
+            weights = [name for name in self._weights if (name in self._of_head) == after]
+            of = self._own(weights, ("", "s")) + self._at_home(weights, ("p", "m"), self.versions[0])
+            of += self._at_home(weights, ("d",), 0, self.of.workers) if averaged else []
+            found += moved_entries(of, self.layout, self.lists, last) if after else of
         return found + (self._shares() if shares else [])
 
     # -- phases ---------------------------------------------------------------------------------------
@@ -270,8 +244,9 @@ class _Outer:
                 for worker, place in enumerate(places.tolist()):
                     lists = [*(one for one in cells if one >= 0), self.lists.number("r", [worker])]
                     ops.append(operation_row(COMPUTE, formulas[-1], (place, -1), lists, "compute", 0, self.versions[1]))
-        own, last = self._own(weights, ("s",)), name.endswith("_ends")
-        leaves = own + self._contributed(weights) + ([] if last else self._shares())
+        # With stages each layer has its own, and the first one's is the embedding's as well.
+        own, stay = self._own(weights, ("s",)), name.endswith("_embedding") if self._in_stages else "_ends" not in name
+        leaves = own + self._contributed(weights) + (self._shares() if stay else [])
         self._template(name, ops, formulas, (own + self._shares(), leaves))
 
     def _reduce(self, name: str, weights: Sequence[str]) -> None:

@@ -3,7 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Protocol
+
+import numpy as np
 
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
@@ -17,7 +20,8 @@ from zbench.step.passes.memory.at_hosts import HostLayers, OnHosts
 from zbench.step.passes.proven import ProvenSteps, zero_of
 from zbench.step.passes.rounds.order import prove_ages
 from zbench.step.passes.rounds.outer_on_hosts import outer_on_hosts
-from zbench.step.passes.rounds.outer_step import FIRST, NOW, OuterParameters, outer_step
+from zbench.step.passes.rounds.outer_parameters import OuterParameters
+from zbench.step.passes.rounds.outer_step import FIRST, NOW, outer_step
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
@@ -58,8 +62,8 @@ class WorkerStep:
 
 @dataclass(frozen=True)
 class FragmentEnd:
-    """The end of a fragment's round, as a step of its layers alone. layers: the numbers that these have in the
-    model."""
+    """The end of a fragment's round, as a step of its layers alone. layers: the numbers that these have in the model,
+    and at last that of what is after all layers."""
 
     fragment: int
     step: Step
@@ -70,7 +74,8 @@ class FragmentEnd:
 class WorkerSteps:
     """The steps of a run whose workers train apart. executor: its name, for sentences. model: as GPUs have it. gpus: of
     the cluster, and of a worker. overlap, experts: of a worker's own steps, as in ProvenSteps; all experts are inside
-    each worker. cluster: of all GPUs, of which each worker has its part; None: nothing has to fit.
+    each worker. cluster: of all GPUs, of which each worker has its part; None: nothing has to fit. degrees: of tensor
+    parallelism and of stages, all of which are inside each worker, too.
     choose: what the strategy leaves open for every batch, of a worker's steps and its plans.
 
     Raises:
@@ -85,12 +90,16 @@ class WorkerSteps:
     cluster: Cluster | None = None
     experts: ExpertParallel = TOGETHER
     choose: Choose = nothing_open
+    degrees: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
         if self.workers < 2:
             raise ValueError(
                 f"sync.worker is {self.sync.worker}, and the cluster has one; sync={self.sync.method} takes several, "
                 "as with sync.worker=rank or more cluster.num_nodes"
+                if self.degrees[1] == 1
+                else f"parallel.pipeline_parallel is {self.degrees[1]}, and the cluster has as many nodes, which are "
+                f"one worker; sync={self.sync.method} takes several, as with more cluster.num_nodes"
             )
         if self.overlap.collectives != FLAT:
             raise ValueError(
@@ -104,12 +113,23 @@ class WorkerSteps:
                 f"has to divide the {with_noun(self.gpus[1], 'GPU')} of a worker (sync.worker is {self.sync.worker})"
             )
         _ = self.own.parameters  # refuses what a worker cannot be
-        layers = self.model.num_layers
+        layers, stages = min(self._laid.layers_of_stages), self.degrees[1]
         if self.sync.fragments > layers:
+            where = self.model.name if stages == 1 else f"a stage of {self.model.name}"
             raise ValueError(
-                f"sync.fragments is {self.sync.fragments}; {self.model.name} has {layers} layers, and every fragment "
-                f"some of them, so it takes 1 to {layers}"
+                f"sync.fragments is {self.sync.fragments}; {where} has {layers} layers, and every fragment some of "
+                f"them, so it takes 1 to {layers}"
             )
+        for key, rests, takes in (
+            ("offload", self.model.layers_updated_on_hosts, "none, inputs or activations"),
+            ("parameter_layers", self.model.parameters_on_hosts, "none"),
+        ):
+            if stages > 1 and rests:
+                raise ValueError(
+                    f"memory.{key} is {getattr(self.model, key)}; with sync={self.sync.method} and "
+                    f"parallel.pipeline_parallel={stages} a round ends with all parameters and their state on GPUs, so "
+                    f"it takes {takes}"
+                )
         prove_ages(self.sync, self.workers)
 
     @property
@@ -124,16 +144,22 @@ class WorkerSteps:
             self.executor,
             self.model,
             self.gpus[1],
+            *self.degrees,
             overlap=self.overlap,
             experts=self.experts,
-            cluster=None if self.cluster is None else self.sync.worker_cluster(self.cluster),
+            cluster=None if self.cluster is None else self.sync.worker_cluster(self.cluster, *self.degrees),
             workers=self.workers,
         )
 
     @property
     def parameters(self) -> OuterParameters:
         """The parameters of all workers."""
-        return OuterParameters.of(self.model, self.gpus, zero_of(self.model), self.experts)
+        return OuterParameters.of(self._laid, self.gpus, zero_of(self.model), self.experts, self.degrees)
+
+    @property
+    def _laid(self) -> Model:
+        """The model with its layers on stages."""
+        return self.model.with_stages(self.degrees[1])
 
     def of(self, batch: Batch, plans: Sequence[Plan]) -> list[WorkerStep | None]:
         """Returns every worker's step of a batch's plans, proven; None of a worker without tokens.
@@ -144,7 +170,7 @@ class WorkerSteps:
         """
         found: list[WorkerStep | None] = []
         for worker in range(self.workers):
-            mine = plans_of_worker(plans, worker, self.gpus[1])
+            mine = plans_of_worker(plans, worker, self.gpus[1] // prod(self.degrees))
             if not mine:
                 found.append(None)
                 continue
@@ -159,7 +185,8 @@ class WorkerSteps:
         zbench.step.passes.rounds.outer_step.PHASES. on_hosts: with what the model has in host memory there, or all on
         GPUs, to compare with."""
         layers = tuple(range(fragment, self.model.num_layers, self.sync.fragments))
-        return FragmentEnd(fragment, self._made(kind, layers, fragment == 0, on_hosts), layers)
+        step = self._made(kind, layers, fragment == 0, on_hosts)
+        return FragmentEnd(fragment, step, (*layers, self.model.num_layers))
 
     @property
     def whole(self) -> Step:
@@ -173,9 +200,11 @@ class WorkerSteps:
         counts, there = (dense, len(layers) - dense), (model.layers_updated_on_hosts, model.parameters_on_hosts)
         resting = HostLayers(model.num_layers, *(there if on_hosts else (0, 0)))
         uses_hosts = on_hosts and any(there)
-        key = kind, counts, outside, uses_hosts, tuple(map(resting.of_layer, layers))
+        ends = np.cumsum(self._laid.layers_of_stages)[:-1].tolist()
+        starts = (0, *(sum(layer < end for layer in layers) for end in ends))
+        key = kind, counts, outside, uses_hosts, tuple(map(resting.of_layer, layers)), starts
         if key not in self._known:
-            step = outer_step(model, self.parameters, kind, outside, counts)
+            step = outer_step(self._laid, self.parameters, kind, outside, counts, starts)
             if uses_hosts:
                 step = outer_on_hosts(step, resting, layers, self.gpus[1])
             prove_step(step)
@@ -183,5 +212,5 @@ class WorkerSteps:
         return self._known[key]
 
     @cached_property
-    def _known(self) -> dict[tuple[str, tuple[int, int], bool, bool, tuple[OnHosts, ...]], Step]:
+    def _known(self) -> dict[tuple[str, tuple[int, int], bool, bool, tuple[OnHosts, ...], tuple[int, ...]], Step]:
         return {}
