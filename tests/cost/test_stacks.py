@@ -79,7 +79,7 @@ def layers_end(cost: Cost, plans: tuple[Plan, ...]) -> float:
 def test_without_stages_nothing_is_different() -> None:
     cost = small(2, 2)
     assert stacked(cost, 1) is cost
-    assert cost.whole is cost.cluster
+    assert cost.ranks_of_stages == cost.cluster.num_ranks
     assert cost.layers == cost.model.num_layers
     assert len(moments_of_stages(cost)) == 1
 
@@ -281,7 +281,7 @@ def test_tensor_parallel_groups_have_stages_too() -> None:
     plain = small(4, 4)
     plain = replace(plain, model=replace(plain.model, sharding="zero1"))
     cost = stacked(grouped(plain, 2), 2)
-    assert (cost.cluster.num_ranks, cost.whole.num_ranks) == (4, 8)
+    assert (cost.cluster.num_ranks, cost.ranks_of_stages) == (4, 8)
     batch = Batch(np.array([9000, 4000, 700, 300]), 0, 0)
     plans = Dealt(Ring(cost), 2).plan(batch)
     verify_step(batch, plans, cost)

@@ -174,7 +174,7 @@ def test_bfloat16_sends_what_the_step_says() -> None:
 
 
 def assert_account_closes(one: StepResult, cost: Cost) -> None:
-    ranks = cost.whole.num_ranks * cost.tp
+    ranks = cost.gpus.cluster.num_ranks
     spent = {name: np.array(values) for name, values in one.seconds_for.items()}
     assert {len(values) for values in spent.values()} == {ranks}
     assert sum(spent.values()) == pytest.approx(np.full(ranks, one.seconds), rel=1e-6)
