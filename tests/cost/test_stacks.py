@@ -87,7 +87,7 @@ def test_without_stages_nothing_is_different() -> None:
 @pytest.mark.parametrize(
     ("nodes", "pp", "model", "told"),
     [
-        (3, 2, {}, "parallel.pipeline_parallel is 2; it has to divide cluster.num_nodes=3, or be 3 times a number that"),
+        (3, 2, {}, "parallel.pipeline_parallel is 2; it has to divide cluster.num_nodes=3, or be 3 times"),
         (1, 4, {}, "parallel.pipeline_parallel is 4; it has to divide cluster.gpus_per_node=2$"),
         (2, 4, {"num_layers": 6}, "parallel.pipeline_parallel is 4; it has to divide model.num_layers=6"),
         (8, 8, {}, "parallel.pipeline_parallel is 8; it has to divide model.num_layers=4"),

@@ -16,7 +16,7 @@ from zbench.simulator.estimate.step import StepEstimate
 
 
 def planned(*words: str) -> tuple[Parts, Batch, tuple[Plan, ...]]:
-    """Returns a run's parts, its first batch and the plans of it, eight micro-batches where its system is given them."""
+    """Returns a run's parts, its first batch and its plans, eight micro-batches where its system is given them."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = compose("config", [*words, "model.micro_batches=8"])
     parts = Parts.of(config, Settings.of(config))
