@@ -79,7 +79,7 @@ def layers_end(cost: Cost, plans: tuple[Plan, ...]) -> float:
 def test_without_stages_nothing_is_different() -> None:
     cost = small(2, 2)
     assert stacked(cost, 1) is cost
-    assert cost.whole is cost.cluster
+    assert cost.ranks_of_stages == cost.cluster.num_ranks
     assert cost.layers == cost.model.num_layers
     assert len(moments_of_stages(cost)) == 1
 
@@ -87,7 +87,9 @@ def test_without_stages_nothing_is_different() -> None:
 @pytest.mark.parametrize(
     ("nodes", "pp", "model", "told"),
     [
-        (3, 2, {}, "parallel.pipeline_parallel is 2; it has to divide cluster.num_nodes=3"),
+        (3, 2, {}, "parallel.pipeline_parallel is 2; it has to divide cluster.num_nodes=3, or be 3 times"),
+        (1, 4, {}, "parallel.pipeline_parallel is 4; it has to divide cluster.gpus_per_node=2$"),
+        (2, 4, {"num_layers": 6}, "parallel.pipeline_parallel is 4; it has to divide model.num_layers=6"),
         (8, 8, {}, "parallel.pipeline_parallel is 8; it has to divide model.num_layers=4"),
     ],
 )
@@ -157,11 +159,16 @@ def test_whole_sequences_take_as_long_as_in_pipelines(recompute: str) -> None:
 
 @st.composite
 def jobs(draw: st.DrawFn, tokens: int = 6000) -> tuple[Cost, Batch, ByteScale]:
-    """Any stage, any batch, and a system whose plans have rings and packs of every kind."""
+    """Any stage, whole nodes or a part of one, any batch, and a system whose plans have rings and packs of every
+    kind."""
     pp, cost = draw(st.integers(2, 4)), draw(costs(2, 4))
     sharding = draw(st.sampled_from(SHARDING))
     model = replace(cost.model, sharding=sharding, num_layers=pp * draw(st.integers(1, 3)))
     cluster = replace(cost.cluster, num_nodes=pp * cost.cluster.num_nodes)
+    if draw(st.booleans()):
+        nodes, gpus = draw(st.integers(1, 2)), cost.cluster.gpus_per_node
+        pp, cluster = pp * nodes, replace(cost.cluster, num_nodes=nodes, gpus_per_node=pp * gpus, domains=())
+        model = replace(model, num_layers=model.num_layers * nodes)
     cost = stacked(replace(cost, cluster=cluster, model=model), pp)
     return (
         cost,
@@ -264,10 +271,12 @@ def test_what_planners_ask_of_a_plan_is_a_step_of_its_like(case: tuple[Cost, Bat
 
 
 # -- systems ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("nodes", "gpus", "pp"), [(4, 4, 2), (1, 16, 2), (2, 8, 16)])
 @pytest.mark.parametrize("which", [one for one in SYSTEMS if one.path.stem not in NEEDS], ids=str)
-def test_every_system_plans_a_stage(which: Variant) -> None:
-    """In parts where it does not choose a number of micro-batches itself; its plans are proven as any."""
-    cost = job(4, 4, 2, num_layers=8, micro_batches=3)
+def test_every_system_plans_a_stage(which: Variant, nodes: int, gpus: int, pp: int) -> None:
+    """Of two nodes, of half a node, of one GPU; in parts where it does not choose a number of micro-batches itself; its
+    plans are proven as any."""
+    cost = job(nodes, gpus, pp, num_layers=16, micro_batches=3)
     batch = Batch(np.array([9000, 4000, 4000, 2500, 700, 700, 300, 20, 1]), 0, 0)
     system = which.make(cost)
     plans = (system if getattr(system, "plans_stages", False) else Dealt(system, 3)).plan(batch)
@@ -281,7 +290,7 @@ def test_tensor_parallel_groups_have_stages_too() -> None:
     plain = small(4, 4)
     plain = replace(plain, model=replace(plain.model, sharding="zero1"))
     cost = stacked(grouped(plain, 2), 2)
-    assert (cost.cluster.num_ranks, cost.whole.num_ranks) == (4, 8)
+    assert (cost.cluster.num_ranks, cost.ranks_of_stages) == (4, 8)
     batch = Batch(np.array([9000, 4000, 700, 300]), 0, 0)
     plans = Dealt(Ring(cost), 2).plan(batch)
     verify_step(batch, plans, cost)

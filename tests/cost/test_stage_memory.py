@@ -124,13 +124,13 @@ def test_chunks_beside_exchanges_need_no_more_than_is_reckoned(recompute: str, h
 @pytest.mark.parametrize("sharding", SHARDING)
 @pytest.mark.parametrize(("recompute", "chunk"), LEVELS)
 def test_stages_hold_what_is_under_way(recompute: str, chunk: int | str, sharding: str) -> None:
-    """Jobs with two stages, with and without groups; each stage's ranks by themselves.
+    """Jobs with two stages, whole nodes and parts of one, with and without groups; each stage's ranks by themselves.
 
     With chunks all parameters of a layer's feed-forward are reckoned whole where they are cut, but for the last one's.
     """
-    for vocab, loss, tp in product((1000, 128256), ("whole", AUTO), (1, 2)):
+    for vocab, loss, (tp, nodes) in product((1000, 128256), ("whole", AUTO), ((1, 2), (2, 2), (2, 1))):
         model = {"recompute": recompute, "mlp_chunk_tokens": chunk, "sharding": sharding, "loss_chunk_tokens": loss}
-        cost = job(vocab, num_layers=4, tensor_parallel=tp, pipeline_parallel=2, **model)
+        cost = job(vocab, nodes, num_layers=4, tensor_parallel=tp, pipeline_parallel=2, **model)
         reckoned, found = reckoned_and_found(cost, 2048, 6)
         assert (found <= reckoned).all()
         assert found.max() >= (0.965 if chunk != "whole" and sharding == "zero3" else 0.985) * reckoned.max()
@@ -143,9 +143,9 @@ def test_a_large_table_is_whole_while_others_are_under_way(recompute: str, shard
     stage's ranks have a part of the head or none, and their state with it. To 2 %, as a stage of one layer is reckoned
     with another ahead."""
     fullest = set()
-    for (tp, stages), length in product(((1, 2), (1, 4), (2, 2)), (16, 1024)):
+    for (tp, stages, nodes), length in product(((1, 2, 4), (1, 4, 4), (2, 2, 4), (1, 4, 2)), (16, 1024)):
         model = {"recompute": recompute, "sharding": sharding, "tensor_parallel": tp, "loss_chunk_tokens": AUTO}
-        cost = job(128256, num_layers=4, nodes=4, pipeline_parallel=stages, **model)
+        cost = job(128256, num_layers=4, nodes=nodes, pipeline_parallel=stages, **model)
         reckoned, found = reckoned_and_found(cost, length, 6)
         assert (found <= reckoned).all()
         assert found.max() >= 0.98 * reckoned.max()

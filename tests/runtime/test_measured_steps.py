@@ -88,6 +88,10 @@ CASES: dict[str, tuple[Cost, dict[str, Any]]] = {
     "ZeRO-3, all again": (cost_of(2, 2, sharding="zero3", recompute="full"), {}),
     "ZeRO-1, groups": (cost_of(2, 2, sharding="zero1", tensor_parallel=2), {}),
     "ZeRO-1, stages": (cost_of(2, 2, sharding="zero1", pipeline_parallel=2, micro_batches=2), {}),
+    "stages of a GPU, two a node": (
+        cost_of(2, 2, sharding="zero3", num_layers=4, pipeline_parallel=4, micro_batches=2),
+        {},
+    ),
     "experts": (cost_of(model=EXPERTS, sharding="zero1"), {"expert_parallel": 2}),
     "experts that routers choose": (
         cost_of(model=EXPERTS, sharding="zero1"),

@@ -118,12 +118,12 @@ def test_known_steps_tell_nodes_apart() -> None:
         (
             cost_of(1),
             {},
-            "cluster small has 1 node of 4 GPUs, and two levels take several of several, so it takes flat",
+            "cluster small has 1 node of 4 GPUs, and two levels take several nodes of several GPUs, so it takes flat",
         ),
         (
             cost_of(sharding="zero1", pipeline_parallel=2, micro_batches=2),
             {},
-            "a stage of the pipeline has 1 node of 4 GPUs, and two levels take several of several",
+            "a stage of the pipeline has 1 node of 4 GPUs, and two levels take several nodes of several GPUs",
         ),
         (
             cost_of(sharding=ShardDegrees(NODE, NODE, NODE, NODE).of_ranks(8, 4)),

@@ -21,7 +21,7 @@ SPREAD = 1.6
 def adversarial_batches(cost: Cost, tokens_per_gpu: int, seed: int) -> dict[str, Batch]:
     """Makes one batch of each of KINDS. tokens_per_gpu: of each GPU at most; fewer where its memory is small."""
     most = max(int(memory_of(cost).tokens(cost.cluster.device.memory_bytes, filled=FILLED)), 1)
-    gpus = cost.whole.num_ranks * cost.tp
+    gpus = cost.gpus.cluster.num_ranks
     tokens = min(tokens_per_gpu * gpus, most * cost.cluster.num_ranks)
     rng = np.random.default_rng(seed)
     return {

@@ -159,9 +159,9 @@ class Cost(LinearCost):
         return replace(self, model=own, pp=1)
 
     @property
-    def whole(self) -> Cluster:
-        """The cluster of all stages, which follow one another node by node."""
-        return self.cluster if self.pp == 1 else replace(self.cluster, num_nodes=self.cluster.num_nodes * self.pp)
+    def ranks_of_stages(self) -> int:
+        """The number of ranks of all stages, each with as many as `cluster` has."""
+        return self.pp * self.cluster.num_ranks
 
     def message_bytes(self, plan: Plan, ops: Ops) -> Ints:
         """Returns int64 [num_ops]: the bytes of every transfer, 0 for attends."""
@@ -287,5 +287,5 @@ class Cost(LinearCost):
     def optimizer_seconds(self) -> float:
         """Returns the seconds of Adam on a rank's share of the parameters."""
         degree = degrees_of(self.model.sharding).optimizer
-        share = self.model.placed_params / (self.whole.num_ranks if degree == WORLD else self.pp * degree)
+        share = self.model.placed_params / (self.ranks_of_stages if degree == WORLD else self.pp * degree)
         return OPTIMIZER_BYTES * share / self.cluster.device.copy_bandwidth

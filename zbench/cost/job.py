@@ -8,6 +8,7 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.model import Model
+from zbench.describe.pipeline.stage_clusters import stage_cluster, stages_are_alike
 from zbench.describe.sync import RoundSync
 
 
@@ -61,9 +62,10 @@ def _with_ranks(cluster: Cluster, model: Model) -> Model:
         ValueError: they do not lie in one another.
     """
     tp, pp = model.tensor_parallel, model.pipeline_parallel
-    if not isinstance(model.sharding, ShardDegrees) or cluster.num_nodes % pp:  # of which stages have a sentence
-        return model
-    groups, of_node = cluster.num_ranks // tp // pp, max(cluster.gpus_per_node // tp, 1)
+    if not isinstance(model.sharding, ShardDegrees) or not stages_are_alike(cluster, pp, tp):
+        return model  # what cannot be has a sentence where groups and stages are made
+    stage = stage_cluster(cluster, pp)
+    groups, of_node = stage.num_ranks // tp, max(stage.gpus_per_node // tp, 1)
     called = "rank" if tp == 1 else "tensor-parallel group"
     where = "" if pp == 1 else " of a stage"
     return replace(model, sharding=model.sharding.of_ranks(groups, of_node, called, where))

@@ -6,10 +6,11 @@ so many times the rates, memory and links of a GPU; the query heads that its GPU
 many times the dimension, which no plan can cut. What it costs is zbench.cost.cost's `exchange_seconds`.
 What is said of memory is of a GPU (`of_gpu`).
 
-Stages are parts of the layers, equal ones unless a run says how many each has, on equal parts of the nodes, in order.
-The ranks with one place in every stage are a stack: they have the same tokens of every micro-batch, one stage after the
-other. So a plan is one of a stage, rings and all, and planners see a cluster of as many nodes as a stage has. What
-stages cost is told by whole steps (zbench.simulator.steps), and by zbench.simulator.estimate.step to planners.
+Stages are parts of the layers, equal ones unless a run says how many each has, on equal parts of the GPUs, in order:
+so many whole nodes, or an equal part of one node. The ranks with one place in every stage are a stack: they have the
+same tokens of every micro-batch, one stage after the other. So a plan is one of a stage, rings and all, and planners
+see the cluster of a stage (zbench.describe.pipeline.stage_clusters). What stages cost is told by whole steps
+(zbench.simulator.steps), on the links of the whole cluster, and by zbench.simulator.estimate.step to planners.
 Parameters of the embedding and the head are counted as spread over all stages, the head's work on the last one.
 
 Of tensor parallelism and stages as a planner's choice, pipelines of different shapes side by side, see
@@ -22,6 +23,7 @@ from zbench.cost.cost import Cost
 from zbench.describe.cluster import Cluster
 from zbench.describe.device import Device
 from zbench.describe.model import Model
+from zbench.describe.pipeline.stage_clusters import check_stage_gpus, stage_cluster
 from zbench.describe.pipeline.staged_layers import EVEN
 from zbench.plans.plan import Ints
 
@@ -91,19 +93,20 @@ def stacked(cost: Cost, pp: int) -> Cost:
     """Returns the cost model of one of `pp` stages, given `cost`, of the whole cluster.
 
     Raises:
-        ValueError: stages cannot be alike: pp does not divide nodes, or layers unless each stage's number is given.
+        ValueError: stages cannot be alike: neither nodes nor the GPUs of each divide over them, or layers do not and
+            there is no number for each stage.
     """
     cost.model.with_stages(pp).check_stages()
     if pp == 1:
         return cost
-    cluster, model = cost.cluster, cost.model
-    layers = model.num_layers if model.stage_layers == EVEN else 0
-    for name, count in (("cluster.num_nodes", cluster.num_nodes), ("model.num_layers", layers)):
-        if count % pp:
-            numbers = ", or parallel.stage_layers has a number for each" if name == "model.num_layers" else ""
-            raise ValueError(f"parallel.pipeline_parallel is {pp}; it has to divide {name}={count}{numbers}")
-    stage = replace(cluster, num_nodes=cluster.num_nodes // pp)
-    return replace(cost, cluster=stage, pipelines=False, pp=pp, single=cost.gpus)
+    model = cost.model
+    check_stage_gpus(cost.gpus.cluster, pp, cost.tp)
+    if model.stage_layers == EVEN and model.num_layers % pp:
+        raise ValueError(
+            f"parallel.pipeline_parallel is {pp}; it has to divide model.num_layers={model.num_layers}, or "
+            "parallel.stage_layers has a number for each"
+        )
+    return replace(cost, cluster=stage_cluster(cost.cluster, pp), pipelines=False, pp=pp, single=cost.gpus)
 
 
 def of_gpu(size: Ints, tp: int) -> Ints:

@@ -139,7 +139,7 @@ def gpu_bytes(cost: Cost, tokens: int, expert_gpus: int = 1, pipelines: bool = F
     that hold all experts together. pipelines: whether a planner may have some of its own; then parameters and gradients
     stay on each for the whole step, with any sharding, and one of a single GPU has all of them.
     """
-    model, groups = cost.gpus.model, cost.whole.num_ranks // cost.pp
+    model, groups = cost.gpus.model, cost.cluster.num_ranks
     elements = weight_elements(model)
     layers = model.num_layers - model.dense_layers if model.num_experts > 1 else 0  # that have experts
     of_experts = layers * (elements["ez"] + elements["ed"])

@@ -189,7 +189,7 @@ class Parts:
             **({"chosen_layers_fit": False} if self.nothing_fits else {}),
             **({"links": links} if (links := link_words(self.nominal.cluster)) else {}),
             "num_ranks": cluster.num_ranks,
-            **({"num_tensor_parallel_groups": self.cost.whole.num_ranks} if self.cost.tp > 1 else {}),
+            **({"num_tensor_parallel_groups": self.cost.ranks_of_stages} if self.cost.tp > 1 else {}),
             "num_gpus": cluster.num_ranks + (self.job.generate_nodes + beside) * cluster.gpus_per_node,
             **_fields(cluster, "num_nodes", "gpus_per_node", "nics_per_node", "num_nics", "nic_bandwidth"),
             **_fields(device, "peak_flops", "memory_bytes"),

@@ -12,7 +12,7 @@ from zbench.describe.cluster import Cluster
 from zbench.describe.device import Device
 from zbench.describe.model import Model
 from zbench.plans.plan import Plan
-from zbench.simulator.steps.play import LAYERS, play_some_layers, play_step
+from zbench.simulator.steps.play import LAYERS, PlayedStep, play_some_layers, play_step
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.routing import ExpertParallel
@@ -128,3 +128,39 @@ def test_gathers_of_a_turn_are_ahead_of_it() -> None:
     plans = [plan_of([960, 960], 2, 4, first=2 * number) for number in range(6)]
     times = [play_step(staged(model, plans, zero, 2), plans, Cost(cluster(4, nic=1e11), model)) for zero in ("1", "3")]
     assert times[1].seconds < 1.02 * times[0].seconds
+
+
+def played_in_parts(nodes: int, gpus: int, stages: int, cost: Cost, **of: int) -> tuple[Step, PlayedStep]:
+    """A step with ZeRO-3 of stages that are parts of a node, each with two layers. of: of micro-batches."""
+    model, plans = replace(MODEL, num_layers=2 * stages, hidden=64), plans_of(ranks=nodes * gpus // stages, **of)
+    step = staged(model, plans, "3", stages)
+    return step, play_step(step, plans, replace(cost, model=model))
+
+
+def test_stages_of_a_node_send_over_its_links() -> None:
+    """Four stages of two GPUs on two nodes: only between the second and the third are NICs, as wide as the step says,
+    and of what stages gather and attend to nothing is on them."""
+    step, played = played_in_parts(2, 4, 4, Cost(cluster(2, 4), MODEL), count=6)
+    stated = np.array([one["stages"] for one in stated_bytes(step)])
+    across = np.array([0, 0, 1, 1, 1, 1, 0, 0])  # of both ways, the second and the third stage have one each on NICs
+    for at, found in enumerate((played.nic_tx, played.nic_rx)):
+        assert found["stages"].tolist() == (across * stated[:, at] // 2).tolist()
+        assert not any(sizes.any() for queue, sizes in found.items() if queue != "stages")
+    assert played.inside["stages"] == stated[:, 0].sum() - played.nic_tx["stages"].sum()
+    assert played.inside["parameters"] > 0
+
+
+def test_stages_of_a_node_share_its_nic() -> None:
+    """Six stages of a GPU on three nodes, whose network is all that counts. The middle node's third stage sends
+    gradients and its fourth activations to other nodes: over a NIC of each GPU at the same time, over one that is both
+    GPUs' one after the other, which takes twice as long but for the first and the last turns."""
+    seconds = []
+    for nics in (2, 1):
+        slow = replace(cluster(3, 2, nic=1e7), nics_per_node=nics)
+        _, played = played_in_parts(3, 2, 6, Cost(slow, MODEL), count=24, size=960)
+        sent = played.nic_tx["stages"].reshape(3, nics)
+        assert sent[1].sum() == 2 * sent[0].sum()
+        seconds.append(played.seconds)
+        assert played.seconds > sent.max() / 1e7
+    assert seconds[1] == pytest.approx(sent.max() / 1e7, rel=0.06)
+    assert seconds[0] < 0.62 * seconds[1]

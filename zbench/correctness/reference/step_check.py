@@ -99,12 +99,12 @@ def step_faults(result: StepResult, cost: Cost) -> Iterator[str]:
     for rank, (moving, shown) in enumerate(zip(result.communication_seconds, result.exposed_seconds, strict=True)):
         if shown > moving * (1 + ROUNDING) + 1e-12:
             yield f"rank {rank} shows {shown} s of its {moving} s of communication"
-    sent, received, nics = result.nic_tx_bytes, result.nic_rx_bytes, cost.whole.num_nics * cost.bonded_nics
+    sent, received, nics = result.nic_tx_bytes, result.nic_rx_bytes, cost.gpus.cluster.num_nics
     if not len(sent) == len(received) == nics or min(*sent, *received, result.nvlink_bytes) < 0:
         yield f"bytes are not numbers of at least 0 for each of {with_noun(nics, 'NIC')}"
     if sum(sent) != sum(received):
         yield f"NICs send {sum(sent)} bytes and receive {sum(received)}"
-    if cost.whole.num_nodes == 1 and any(sent):
+    if cost.gpus.cluster.num_nodes == 1 and any(sent):
         yield f"NICs of a single node send {sum(sent)} bytes"
     if result.out_of_memory != (max(result.peak_bytes) > result.capacity_bytes):
         yield f"out_of_memory is {result.out_of_memory}; peak_bytes says otherwise"

@@ -218,7 +218,7 @@ class LayerSearch:
 
     def is_played(self, stages: int, one: LayerStrategy) -> bool:
         """Returns whether whole steps have a strategy for all layers, in so many stages: tensor parallelism of
-        consecutive GPUs inside nodes, stages of whole nodes, and without sharding."""
+        consecutive GPUs inside nodes, and stages without sharding, of whole nodes, which are all that is searched."""
         c = self.cost.cluster
         if one.stride(TENSOR) > 1 or one.tensor > c.gpus_per_node or c.gpus_per_node % one.tensor:
             return False

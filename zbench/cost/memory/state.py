@@ -161,7 +161,7 @@ def pipeline_state_bytes(cost: Cost, tp: int, pp: int) -> int:
     model, layers = cost.model, cost.model.num_layers // pp
     params = model.total_params if pp == 1 else layers * model.layer_params + model.head_params
     whole = degrees_of(model.sharding).optimizer == 1
-    state = adam_bytes(model) * (1 / tp if whole else pp / cost.whole.num_ranks)  # else of all that have the stage
+    state = adam_bytes(model) * (1 / tp if whole else pp / cost.cluster.num_ranks)  # else of all that have the stage
     each = model.element_bytes + GRADIENT_BYTES
     return int(params * (each / tp + state) + _gains(model, layers) * (each + adam_bytes(model))) + model.lse_bytes
 

@@ -124,10 +124,13 @@ class ProvenSteps:
             return
         if places <= self.cluster.gpus_per_node or self.cluster.gpus_per_node == 1:
             of = "a stage of the pipeline" if self.stages > 1 else f"cluster {self.cluster.name}"
-            nodes = with_noun(max(places // self.cluster.gpus_per_node, 1), "node")
+            each = min(places, self.cluster.gpus_per_node)
+            nodes = with_noun(places // each, "node")
+            part = f"{nodes} of {with_noun(each, 'GPU')}"
+            if each < self.cluster.gpus_per_node:
+                part = f"{with_noun(each, 'GPU')} of a node"
             raise ValueError(
-                f"{given}; {of} has {nodes} of {with_noun(self.cluster.gpus_per_node, 'GPU')}, and two levels take "
-                f"several of several, so it takes {FLAT}"
+                f"{given}; {of} has {part}, and two levels take several nodes of several GPUs, so it takes {FLAT}"
             )
         if isinstance(self.model.sharding, ShardDegrees):
             check_levels(self.parameters, self.cluster.gpus_per_node)

@@ -85,11 +85,13 @@ def jobs(draw: st.DrawFn) -> Simulated:
         heads = draw(st.sampled_from((2, 4)))
         model = replace(model, num_heads=4, num_kv_heads=heads, tensor_parallel=draw(st.sampled_from((1, 2, heads))))
     if kind in ("stages", "both"):
-        cluster = cluster.part(2, cluster.gpus_per_node, cluster.nics_per_node)
+        nodes = 2 if cluster.gpus_per_node % (2 * model.tensor_parallel) else draw(st.sampled_from((1, 2)))
+        cluster = cluster.part(nodes, cluster.gpus_per_node, cluster.nics_per_node)
         model = replace(model, num_layers=4, pipeline_parallel=2, tied_embeddings=False)
     if sharding == "nested":
         ranks = cluster.num_ranks // model.tensor_parallel // model.pipeline_parallel
-        model = replace(model, sharding=draw(nested_degrees(ranks, cluster.gpus_per_node // model.tensor_parallel)))
+        of_node = min(ranks, cluster.gpus_per_node // model.tensor_parallel)
+        model = replace(model, sharding=draw(nested_degrees(ranks, of_node)))
     if model.recompute != "none" and model.num_experts == 1:
         some = ("all", 1, (2, 1)) if model.pipeline_parallel == 2 else ("all", 1)
         model = replace(model, recompute_layers=draw(st.sampled_from(some)))
