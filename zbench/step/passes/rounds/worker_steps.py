@@ -98,8 +98,9 @@ class WorkerSteps:
                 f"sync.worker is {self.sync.worker}, and the cluster has one; sync={self.sync.method} takes several, "
                 "as with sync.worker=rank or more cluster.num_nodes"
                 if self.degrees[1] == 1
-                else f"parallel.pipeline_parallel is {self.degrees[1]}, and the cluster has as many nodes, which are "
-                f"one worker; sync={self.sync.method} takes several, as with more cluster.num_nodes"
+                else f"parallel.pipeline_parallel is {self.degrees[1]}; with sync={self.sync.method} every stage of a "
+                "worker is on a node of its own, and there are several workers, so it takes cluster.num_nodes of at "
+                f"least {2 * self.degrees[1]}"
             )
         if self.overlap.collectives != FLAT:
             raise ValueError(
