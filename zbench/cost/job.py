@@ -3,12 +3,11 @@
 from dataclasses import replace
 
 from zbench.cost.cost import Cost
-from zbench.cost.ranks_of_gpus import with_ranks_of
+from zbench.cost.ranks_of_gpus import stage_cluster, stages_are_alike, with_ranks_of
 from zbench.describe.cluster import Cluster
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.model import Model
-from zbench.describe.pipeline.stage_clusters import stage_cluster, stages_are_alike
 from zbench.describe.sync import RoundSync
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from zbench.cost.ranks_of_gpus import check_stage_gpus, stage_cluster, stages_are_alike
 from zbench.describe.cluster import Cluster
 from zbench.describe.device import Device
 from zbench.describe.links import NIC, NVLINK, Domain
-from zbench.describe.pipeline.stage_clusters import check_stage_gpus, stage_cluster, stages_are_alike
 
 A100 = Device("A100", 312e12, 80e9, 2e12, 1.1e12, 280e12, 217e12, 174e12, 1e-6, 8e-6)
 PAIR = Domain("pair", 2, 6e11, 1.0, 1e-6)
