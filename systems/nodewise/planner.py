@@ -53,6 +53,7 @@ SWITCHES = (
     "play_least_nic_use",
     "homes_where_lacking",
     "play_experts",
+    "play_steps",
     "pair_backward_keys",
     "move_cuts",
     "move_sequences",
@@ -83,6 +84,8 @@ class Nodewise:
     homes_where_lacking: tokens of shared sequences are at home where GPUs lack tokens (off: evenly).
     play_experts: with experts on several GPUs, plans are compared by layers in which ranks meet on the way to experts,
         and experts' parameters go among the GPUs that have them (off: as if all experts were at a token's home).
+    play_steps: with play_experts a run plans each batch as if all experts were at home, too, plays a whole step of
+        either, and takes the faster (zbench.interfaces.abilities.PlansInWays).
     pair_backward_keys: the keys of two other nodes are attended to in one call of the backward, where that is faster.
     move_cuts: the cuts of the plan played fastest are moved, twice, by what its nodes took, and it is played again.
     move_sequences: whole sequences are moved then, too.
@@ -112,6 +115,7 @@ class Nodewise:
     play_least_nic_use: bool = True
     homes_where_lacking: bool = True
     play_experts: bool = True
+    play_steps: bool = True
     pair_backward_keys: bool = True
     move_cuts: bool = True
     move_sequences: bool = True
@@ -144,6 +148,13 @@ class Nodewise:
         if not open_to_both or not narrow(tokens, self.cost, EITHER):
             return []
         return [{"rival_pipelines": one} for one in (NEVER, USUAL)]
+
+    def ways(self) -> dict[str, dict[str, bool]]:
+        """Returns the ways in which candidates may be compared, where experts are on several GPUs
+        (zbench.interfaces.abilities)."""
+        if self.routed is None or not self.play_steps:
+            return {}
+        return {"experts_elsewhere": {}, "experts_at_home": {"play_experts": False}}
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Plans as few micro-batches as memory allows, each by the placement that was played fastest."""

@@ -184,6 +184,25 @@ def test_every_cluster_and_model_of_conf_has_a_name() -> None:
     assert cluster_named("a800_4x8", {"num_nodes": 2}).num_nodes == 2
 
 
+def test_plans_of_experts_on_gpus_are_the_faster_of_both_ways() -> None:
+    """As in a run; a key chooses one way."""
+    lengths = np.random.default_rng(3).integers(300, 6000, 40).tolist()
+    given: Any = {"cluster": "h800_4x8", "model": "moe_8x550m", "system": "nodewise"}
+    given["strategy"] = {"sharding": "zero2", "parallel": {"expert_parallel": 8}}
+    found = zbench.simulate(zbench.plan(lengths, **given)).seconds
+    ways = [zbench.plan(lengths, play_experts=one, play_steps=False, **given) for one in (True, False)]
+    assert found == min(zbench.simulate(one).seconds for one in ways)
+
+
+def test_a_model_by_name_takes_keys_that_its_yaml_leaves_out() -> None:
+    experts = {"num_experts": 4, "experts_per_token": 2, "gate": "sigmoid"}
+    for name in ("tiny", "llama_7b", "mixtral_8x7b"):
+        model = model_named(name, experts)
+        assert {key: getattr(model, key) for key in experts} == experts
+    with pytest.raises(ValueError, match=r"^model\.num_exprts is not a key of .*; did you mean num_experts\?"):
+        model_named("llama_7b", {"num_exprts": 4})
+
+
 def test_defaults_are_those_of_the_command() -> None:
     config = OmegaConf.load(ROOT / "conf" / "config.yaml")
     chosen = {group: name for entry in config.defaults if OmegaConf.is_dict(entry) for group, name in entry.items()}

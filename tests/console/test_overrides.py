@@ -4,12 +4,15 @@ import shlex
 import subprocess
 
 import pytest
+from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zbench.console.overrides import check_choices, of_swept_groups, quoted, several, unreadable
+from zbench import CONF
+from zbench.console.overrides import added, as_typed, check_choices, of_swept_groups, quoted, several, unreadable
+from zbench.describe.strategies.strategy_keys import MODEL_KEYS
 
 TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=126, exclude_characters="\\$`"), min_size=1, max_size=20)
 
@@ -89,3 +92,23 @@ def test_a_key_of_a_group_that_is_swept_is_a_sweep_of_one_value() -> None:
     assert override.is_sweep_override()
     assert list(override.sweep_string_iterator()) == ["4"]
     assert of_swept_groups(["sync=co2", "sync.steps=4"]) == ["sync=co2", "sync.steps=4"]
+
+
+def test_a_model_has_the_keys_of_any_other_whatever_its_yaml_says() -> None:
+    """Each yaml of conf/model, with a key that dense ones leave out; a + before it, as it took, is as good."""
+    experts = {"num_experts", "experts_per_token", "shared_experts", "dense_layers", "dense_ffn_hidden"}
+    assert experts | {"gate", "router", "router_dim", "router_temperature"} <= MODEL_KEYS
+    assert not MODEL_KEYS & {"name", "hidden", "mask", "sharding", "tensor_parallel", "offload"}
+    words = ["model.num_experts=8", "+model.experts_per_token=2", "++model.gate=sigmoid", "model.router=linear"]
+    given = [added(word) for word in words]
+    assert given == [f"++{word.lstrip('+')}" for word in words]
+    assert [as_typed(word) for word in given] == [word.lstrip("+") for word in words]
+    for path in sorted((CONF / "model").glob("*.yaml")):
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            model = compose("config", [f"model={path.stem}", *given]).model
+        assert (model.num_experts, model.experts_per_token, model.gate) == (8, 2, "sigmoid")
+
+
+@pytest.mark.parametrize("word", ["model.hidden=64", "model.gat=sigmoid", "model=tiny", "+model.mask=full", "seed=1"])
+def test_other_settings_stay_as_they_are(word: str) -> None:
+    assert added(word) == as_typed(word) == word

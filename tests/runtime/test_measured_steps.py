@@ -100,6 +100,25 @@ CASES: dict[str, tuple[Cost, dict[str, Any]]] = {
 }
 
 
+def test_gradients_between_experts_messages_are_told_as_gradients(tmp_path: Path) -> None:
+    """In a trace as in the record, as many of experts as without pieces, and of gradients by what shards' ends say."""
+    cost = cost_of(model=EXPERTS, sharding="zero1")
+    settings = {"lina": {"gradients": "between"}, "pipemoe": {}}
+    found = {}
+    for name, more in settings.items():
+        path = tmp_path / f"{name}.json"
+        found[name] = measured(cost, path, expert_parallel=2, experts=Experts(name, 2, **more))
+        assert_bytes_are_the_record_s(tracks_of(path), found[name])
+    lina, other = (found[name].nic_tx_for for name in settings)
+    assert lina["experts"] == other["experts"]
+    assert sum(lina["gradients"]) == sum(other["gradients"]) > 0
+    batch = WORKLOAD.batch(0)
+    played = Simulated(cost, expert_parallel=2, experts=Experts("lina", 2, gradients="between"))
+    told = played.step(batch, systems(cost).plan(batch)).nic_tx_for
+    assert told["experts"] == lina["experts"]
+    assert sum(told["gradients"]) == sum(lina["gradients"])  # processes send to homes, the clock plays rings
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_operations_are_those_of_a_simulated_trace_and_bytes_those_of_the_record(case: str, tmp_path: Path) -> None:
     cost, settings = CASES[case]

@@ -94,6 +94,7 @@ def test_chunks_that_cannot_be_are_refused(value: object) -> None:
         "play_least_nic_use",
         "homes_where_lacking",
         "play_experts",
+        "play_steps",
         "pair_backward_keys",
         "move_cuts",
         "move_sequences",

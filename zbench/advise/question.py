@@ -8,7 +8,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from zbench import CONF
-from zbench.console.overrides import check_choices
+from zbench.console.overrides import added, check_choices
 from zbench.console.sentence import not_among
 from zbench.describe.arrays import Ints
 from zbench.describe.model import NONE, SHARDING, WHOLE
@@ -189,7 +189,7 @@ def _composed(settings: Sequence[str]) -> DictConfig:
     kind = "lengths_file" if set(jobs) <= {"training"} else "rl_traces_file"
     usual = [f"workload={kind}", "executor=simulated", "tracker=none", f"steps={BATCHES}"]
     with hydra.initialize_config_dir(str(CONF.resolve()), version_base="1.3"):
-        config = hydra.compose("config", [*usual, *settings])
+        config = hydra.compose("config", [*usual, *map(added, settings)])
     OmegaConf.set_struct(config, False)
     return config
 

@@ -35,6 +35,7 @@ from zbench.record.records import read_all
 from zbench.record.rows import Row, rows
 from zbench.run.checks.contract import plans_of
 from zbench.run.checks.price import MOST_TOKENS
+from zbench.simulated.compared import by_fastest_way
 from zbench.simulated.executor import Simulated
 from zbench.simulated.expert_homes import in_expert_homes
 
@@ -111,6 +112,12 @@ def planned(
         chosen = pipelines and step.strategy.plans_pipelines and in_whole_steps(step.cost)
         cost = replace(step.cost, pipelines=chosen, even_slices=True)
         planner, name = system_named(system, cost, keys, variant)
+        if isinstance(system, str | os.PathLike):
+
+            def otherwise(changed: Mapping[str, Any]) -> System:
+                return system_named(system, cost, {**keys, **changed}, variant)[0]
+
+            planner = by_fastest_way(planner, otherwise, cost, step.strategy)
         planner = in_expert_homes(planner, cost, step.strategy)
         found = replace(step, plans=plans_of(planner, step.batch, cost), system=name)
         found.verify(memory=False)

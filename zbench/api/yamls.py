@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from zbench import CONF
 from zbench.console.sentence import no_key, not_among
+from zbench.describe.strategies.strategy_keys import MODEL_KEYS
 from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.run.choices import CHOOSES
 
@@ -56,12 +57,12 @@ def changed_node(group: str, given: Named, node: DictConfig, keys: Mapping[str, 
     """Returns what the yaml of a choice says with its keys changed, every reference resolved."""
     for key, value in keys.items():
         parent = OmegaConf.select(node, key.rpartition(".")[0]) if "." in key else node
-        if not OmegaConf.is_dict(parent) or key.rpartition(".")[2] not in parent:
+        usual = group == "model" and key in MODEL_KEYS  # which any model has, said by its yaml or not
+        if not usual and (not OmegaConf.is_dict(parent) or key.rpartition(".")[2] not in parent):
             known = parent if OmegaConf.is_dict(parent) else node
+            names = dict.fromkeys((*map(str, known), *(sorted(MODEL_KEYS) if group == "model" else ())))
             target = OmegaConf.to_container(known).get("_target_")  # type: ignore[union-attr]
-            raise ValueError(
-                no_key(f"{group}.{key}", f"a key of {group}={given}", map(str, known), target=target, value=value)
-            )
+            raise ValueError(no_key(f"{group}.{key}", f"a key of {group}={given}", names, target=target, value=value))
         OmegaConf.update(node, key, value)
     whole = OmegaConf.create({group: node})
     OmegaConf.resolve(whole)

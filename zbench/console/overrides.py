@@ -7,7 +7,10 @@ that for the shell again: "out='runs(1).jsonl'".
 import re
 from collections.abc import Iterable, Sequence
 
+from zbench.describe.strategies.strategy_keys import MODEL_KEYS
+
 BASELINE_KEYS = "baseline_system"  # what a run changes of its baseline's yaml
+_OF_MODEL = re.compile(rf"\+?(?=model\.({'|'.join(sorted(MODEL_KEYS))})=)")  # before such a key
 _KEY = re.compile(r"[+~]*[A-Za-z_][\w./@:-]*")
 
 
@@ -37,17 +40,22 @@ def several(argument: str) -> str:
 
 
 def added(argument: str) -> str:
-    """Returns a setting as hydra takes it, where it is a key of the baseline's system.
+    """Returns a setting as hydra takes it, where it is a key of the baseline's system, or one that any model has.
 
-    Which keys that has is known when it is composed, apart from the run's own (zbench.run.request); the configuration's
-    own baseline_system is empty, and hydra sets no key that is not there unless it is told to add it.
+    Which keys the first has is known when it is composed, apart from the run's own (zbench.run.request); the
+    configuration's own baseline_system is empty, and hydra sets no key that is not there unless it is told to add it. A
+    model's yaml leaves keys out that are as usual, and one says no other keys than another for all that.
     """
-    return f"++{argument}" if re.match(rf"{BASELINE_KEYS}[.=]", argument) else argument
+    if re.match(rf"{BASELINE_KEYS}[.=]", argument):
+        return f"++{argument}"
+    of_model = _OF_MODEL.match(argument)
+    return f"++{argument[of_model.end() :]}" if of_model else argument
 
 
 def as_typed(argument: str) -> str:
-    """Returns a setting as the user typed it, of what `added` made of it."""
-    return argument.removeprefix("++") if argument.startswith(f"++{BASELINE_KEYS}") else argument
+    """Returns a setting as the user typed it, or without the + of a model's key, of what `added` made of it."""
+    bare = argument.removeprefix("++")
+    return bare if bare.startswith(BASELINE_KEYS) or _OF_MODEL.match(bare) else argument
 
 
 def of_swept_groups(arguments: Sequence[str]) -> list[str]:

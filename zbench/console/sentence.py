@@ -32,6 +32,7 @@ from zbench.describe.device import Device
 from zbench.describe.job import RolloutJob
 from zbench.describe.links import Domain
 from zbench.describe.model import Model
+from zbench.describe.strategies.strategy_keys import MODEL_KEYS
 from zbench.describe.worlds import World
 from zbench.interfaces.published import PUBLISHED, VARIANT
 from zbench.record.renamed import old_choice, old_key
@@ -201,6 +202,7 @@ def _unknown_key(error: CompactHydraException, cause: OmegaConfBaseException) ->
     if having := _choices_with(parent, named[1].rpartition(".")[2]):
         return f"{named[1]} is not a key of {parent}; {having}"
     names = [str(name) for name in node] if node is not None else []
+    names += sorted(MODEL_KEYS - set(names)) if parent == "model" else []
     unset = sorted(key for key in _optional(parent) - set(names) if not old_key(f"{parent}.{key}", target, None))
     close = difflib.get_close_matches(named[1].rpartition(".")[2], [*names, *unset], n=1)
     if close and close[0] not in names:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from zbench.console.command import Parser, loading, ran
+from zbench.console.overrides import added
 from zbench.describe.checks import check_whole_number
 
 with loading(__name__):
@@ -110,7 +111,7 @@ def _measured(
 ) -> Found:
     """Returns what is measured on the desk that is asked for, and says so where the machine was busy with others."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", ["executor=desk", *asked.overrides])
+        config = compose("config", ["executor=desk", *map(added, asked.overrides)])
     check_units(config.cluster)
     cluster: Cluster = instantiate(config.cluster)
     found, others = measure(cluster, make_model(config), lambda line: print(f"desk: {line}", file=sys.stderr))
@@ -155,7 +156,7 @@ def _waits(asked: argparse.Namespace) -> int:
 
 def _scale(asked: argparse.Namespace) -> int:
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("config", asked.overrides)
+        config = compose("config", [*map(added, asked.overrides)])
         small = make_model(compose("config", [f"model={asked.desk_model}"]))
     check_units(config.cluster)
     cluster: Cluster = instantiate(config.cluster)

@@ -4,6 +4,7 @@ Each ability is a protocol with one purpose. A class has it by having its attrib
 from it; zbench asks with isinstance, which looks at names alone.
 """
 
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -98,6 +99,19 @@ class HasLimits(Protocol):
 
     def limits(self, tokens: int) -> list[dict[str, Any]]:
         """Lists the keys that are to be tried, with batches of so many tokens."""
+
+
+@runtime_checkable
+class PlansInWays(Protocol):
+    """A system that can plan a batch in several ways and does not know which is best, as it plays no whole steps. A run
+    plans in all of them, and takes what is played fastest (zbench.simulated.compared.by_fastest_way).
+
+    `plan` of a system that is made without that plans in the first way.
+    """
+
+    def ways(self) -> Mapping[str, Mapping[str, Any]]:
+        """Returns the keys of the system that each way has otherwise, by the way's name, the first way without any; one
+        way or none where there is nothing to choose from."""
 
 
 @runtime_checkable

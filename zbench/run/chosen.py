@@ -34,7 +34,7 @@ from zbench.run.checks.attention_runs import AttentionRun
 from zbench.run.checks.contract import batch_of, gives, plans_of
 from zbench.run.fastest import Keys, fastest
 from zbench.run.parts import Parts
-from zbench.run.system import for_draws, make_system, step_strategy
+from zbench.run.system import for_draws, make_system, step_strategy, with_system_keys
 from zbench.run.target import Make, from_yaml, make_part
 from zbench.runtime.attention_executor import TorchAttention
 from zbench.simulated.compared import ComparedSteps
@@ -135,7 +135,7 @@ def _settled(
         planner = for_draws(system.planner(choice, parts.seen), parts.seen, lambda one: system.planner(chosen, one))
         planner = in_expert_homes(planner, parts.seen, step_strategy(config, make))
         return Settled(planner, parts, choice)
-    return Settled(make_system(_with_keys(config, choice.keys), parts.seen, make), parts, choice)
+    return Settled(make_system(with_system_keys(config, choice.keys), parts.seen, make), parts, choice)
 
 
 def _chosen(
@@ -156,7 +156,7 @@ def _chosen(
             own = replace(study, clock=_in_homes(parts, step_strategy(config, make)))
             made: Choice = gives(system, ".choose", "a Study", Choice, lambda: choose(own))
             return made
-        return fastest(study, lambda cost, keys: make_system(_with_keys(config, keys), cost, make), _limits)
+        return fastest(study, lambda cost, keys: make_system(with_system_keys(config, keys), cost, make), _limits)
 
     ours = type(undealt(system)).__module__.partition(".")[0] == "zbench"  # whose sources the name has
     return kept(_name(config, parts, study), searched) if ours else searched()
@@ -169,15 +169,6 @@ def _limits(system: System, tokens: int) -> Sequence[Keys]:
         return [{}]
     found: Sequence[Keys] = gives(system, ".limits", "the tokens of a batch", list, lambda: own.limits(tokens))
     return found or [{}]
-
-
-def _with_keys(config: Mapping[str, Any], keys: Keys) -> Mapping[str, Any]:
-    """Returns the configuration with other values of its system's keys."""
-    if not isinstance(config, DictConfig):
-        return {**config, "system": {**config["system"], **keys}}
-    changed = config.copy()
-    OmegaConf.update(changed, "system", dict(keys))
-    return changed
 
 
 def _study(config: Mapping[str, Any], parts: Parts, make: Make, tell: Callable[[str], None]) -> Study:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+
 from zbench.cost.collective import once_a_step
 from zbench.cost.cost import Cost
 from zbench.cost.job import worker_cost, worker_gpus
@@ -14,6 +16,7 @@ from zbench.interfaces.abilities import Chooses, PlansStages
 from zbench.interfaces.dealt import Dealt, MadeForDraws, WorkerPlans
 from zbench.interfaces.protocols import System
 from zbench.run.target import Make, expect, from_yaml, make_part, make_strategy
+from zbench.simulated.compared import by_fastest_way
 from zbench.simulated.expert_homes import in_expert_homes
 from zbench.simulated.offloading import planned_on_hosts
 
@@ -40,12 +43,20 @@ def make_system(config: Mapping[str, Any], cost: Cost, make: Make = from_yaml) -
     planned = _planned(config, own, make, system)
     if sync.in_rounds:
         return WorkerPlans(planned, cost.gpus.cluster.num_ranks // worker_gpus(cost, sync))
-    return in_expert_homes(planned, cost, step_strategy(config, make))
+    strategy = step_strategy(config, make)
+    if "experts" in config:  # a system alone knows no steps to be played
+
+        def otherwise(keys: Mapping[str, Any]) -> System:
+            changed = with_system_keys(config, keys)
+            return _planned(changed, cost, make, make_part(make, changed, "system", cost=cost))
+
+        planned = by_fastest_way(planned, otherwise, cost, strategy)
+    return in_expert_homes(planned, cost, strategy)
 
 
 def _planned(config: Mapping[str, Any], cost: Cost, make: Make, system: System) -> System:
-    """Returns a system that was made for a cost model as it plans: priced with hosts' links, anew for draws, and
-    in parts where there are stages."""
+    """Returns a system that was made for a cost model as it plans: priced with hosts' links, anew for draws of rows,
+    and in parts where there are stages."""
     in_parts = cost.pp > 1 and not (isinstance(system, PlansStages) and system.plans_stages)
 
     def made(of: Cost) -> System:
@@ -57,6 +68,15 @@ def _planned(config: Mapping[str, Any], cost: Cost, make: Make, system: System) 
         of_part = partial(_of_part, made, cost)
         planned = Dealt(planned, cost.model.micro_batches, of_part if once_a_step(cost) else None)
     return planned
+
+
+def with_system_keys(config: Mapping[str, Any], keys: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a configuration with other values of its system's keys."""
+    if not isinstance(config, DictConfig):
+        return {**config, "system": {**config["system"], **keys}}
+    changed = config.copy()
+    OmegaConf.update(changed, "system", dict(keys))
+    return changed
 
 
 def _of_part(made: Callable[[Cost], System], cost: Cost, first: bool, last: bool) -> System:

@@ -1,4 +1,4 @@
-"""The byte law of a step: what every GPU sends and receives, by queue, counted from its columns alone.
+"""The byte law of a step: what every GPU sends and receives, by what for, counted from its columns alone.
 
 It shares no code with what runs steps. A gather brings cells from their homes to the other members; a reduction takes
 what members have contributed to the homes. Cells are as large as the step says, and encoded
@@ -20,12 +20,12 @@ from zbench.describe.arrays import Ints
 from zbench.step.expert_cut import ExpertCut
 from zbench.step.formula import Formula, Reference
 from zbench.step.layout import StepLayout
-from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, QUEUES, SEND
+from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, PURPOSE_OF, QUEUES, SEND
 from zbench.step.template import ACROSS, AT_HOME, Items, StageStart, Step, Template
 from zbench.step.tensor import Tensor
 
-Bytes = dict[str, tuple[int, int]]  # sent, received, by queue
-Moved = tuple[int, int, int, int, int]  # tensor, offset of its layer, queue, source, destination
+Bytes = dict[str, tuple[int, int]]  # sent, received, by what for, a name of QUEUES
+Moved = tuple[int, int, int, int, int]  # tensor, offset of its layer, purpose, source, destination
 Chosen = Mapping[tuple[int, int, int], Sequence[int]]  # by layout, layer and part of a: the rows of every expert
 Rows = Mapping[tuple[int, int], Ints]  # by layout and layer: rows, int64 [parts of a, experts]
 Held = set[tuple[int, int, int, int]]  # tensor, offset of its layer, cell, place
@@ -55,21 +55,21 @@ def stated_bytes(step: Step, rows: Rows | None = None) -> list[Bytes]:
                 assert rows is not None, "they are counted where rows are given"
                 if (number, layer + key[1]) in rows:  # else there is no such layer
                     sizes.append((key, int(_counted(layout, key[0], rows[number, layer + key[1]])[cells].sum())))
-            for (tensor, offset, queue, src, dst), size in sizes:
+            for (tensor, offset, purpose, src, dst), size in sizes:
                 if not size:
                     continue
                 if _is_there(step, layout.tensors[tensor], instance.place, (layer, layer + offset)):
-                    found[_gpu(step, _shifted(step, src, instance.place, layer))][QUEUES[queue]][0] += size
-                    found[_gpu(step, _shifted(step, dst, instance.place, layer))][QUEUES[queue]][1] += size
+                    found[_gpu(step, _shifted(step, src, instance.place, layer))][QUEUES[purpose]][0] += size
+                    found[_gpu(step, _shifted(step, dst, instance.place, layer))][QUEUES[purpose]][1] += size
     return [{name: (sent, received) for name, (sent, received) in one.items()} for one in found]
 
 
 def sent_by_queue(each: Iterable[Mapping[str, tuple[int, int]]]) -> dict[str, int]:
-    """Returns the bytes that all GPUs send together, by queue. each: the bytes of every GPU."""
+    """Returns the bytes that all GPUs send together, by what for. each: the bytes of every GPU."""
     found = dict[str, int]()
     for one in each:
-        for queue, (sent, _) in one.items():
-            found[queue] = found.get(queue, 0) + sent
+        for purpose, (sent, _) in one.items():
+            found[purpose] = found.get(purpose, 0) + sent
     return found
 
 
@@ -130,7 +130,7 @@ def _of_template(step: Step, template: Template, counts: bool) -> tuple[dict[Mov
     moved: dict[Moved, int] = defaultdict(int)
     counted: dict[Moved, list[int]] = defaultdict(list)
     for kind, what, src, dst, *rest in template.operations.table.tolist():
-        lists, layer, queue, encoding = rest[:3], rest[3], rest[4], rest[6]
+        lists, layer, purpose, encoding = rest[:3], rest[3], int(PURPOSE_OF[kind, rest[4]]), rest[6]
         if kind == COMPUTE:
             held |= set(_contributed(layout, layout.formulas[what], src, lists, layer))
             continue
@@ -151,9 +151,9 @@ def _of_template(step: Step, template: Template, counts: bool) -> tuple[dict[Mov
                 if a == b or (kind not in (SEND, MOVE, GATHER) and (what, layer, cell, a) not in held):
                     continue
                 if counts and layout.tensors[what].counted_by:
-                    counted[what, layer, queue, a, b].append(cell)
+                    counted[what, layer, purpose, a, b].append(cell)
                 else:
-                    moved[what, layer, queue, a, b] += int(size[cell])
+                    moved[what, layer, purpose, a, b] += int(size[cell])
                 held.add((what, layer, cell, b))
                 if kind not in (SEND, GATHER):
                     held.discard((what, layer, cell, a))

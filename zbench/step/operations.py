@@ -18,6 +18,18 @@ QUEUES = ("compute", "attention", "tensor_parallel", "parameters", "gradients", 
 BOTH_WAYS = tuple(name == "stages" for name in QUEUES)
 
 
+def _purposes() -> Ints:
+    """Makes `PURPOSE_OF`."""
+    found = np.tile(np.arange(len(QUEUES)), (len(KINDS), 1))
+    found[REDUCE, QUEUES.index("experts")] = QUEUES.index("gradients")
+    return found
+
+
+# By kind and queue of an operation, what its bytes, its seconds on links and what waits for it are told as, an index
+# into QUEUES: its queue, but for reductions between experts' messages, in whose queue they are: these are of gradients.
+PURPOSE_OF: Ints = _purposes()
+
+
 @dataclass(frozen=True)
 class Operations:
     """The operations of a list, columns int32 [num_operations].

@@ -7,7 +7,7 @@ from zbench.simulator.steps.computes.terms import MATMULS
 from zbench.step.formula import Formula
 from zbench.step.layers import without_counts
 from zbench.step.layout import StepLayout
-from zbench.step.operations import COMPUTE, GATHER, KINDS, QUEUES, REDUCE
+from zbench.step.operations import COMPUTE, GATHER, KINDS, PURPOSE_OF, QUEUES, REDUCE
 from zbench.step.passes.rounds.outer_step import SHARE
 from zbench.step.template import Template
 from zbench.trace.file import Event
@@ -15,7 +15,7 @@ from zbench.trace.words import tensor_words
 
 TokenLists = tuple[tuple[int, ...], ...]  # of parts of tokens, a list each
 _COMPUTES = {"attend": "attend", "adam": "optimizer", "outer": "optimizer", "take": "optimizer"}
-_TOGETHER = ("parameters", "gradients")  # queues whose collectives have those of a layer together
+_TOGETHER = ("parameters", "gradients")  # whose collectives have those of a layer together
 _IN_ROUNDS = {"parameters": "outer parameters", "gradients": "averages"}  # what these carry where a round ends
 
 
@@ -35,7 +35,7 @@ def named_operation(template: Template, layout: StepLayout, row: Sequence[int], 
     if row[0] == COMPUTE:
         formula = layout.formulas[row[1]]
         return _name_of_compute(formula, layout, row[1]), args | {"formula": str(formula)}
-    args["for"] = QUEUES[row[8]]
+    args["for"] = QUEUES[int(PURPOSE_OF[row[0], row[8]])]
     words = tensor_words(made, layout.number)
     if row[0] in (GATHER, REDUCE):  # a layer's parameters, or gradients, go together: the tensor is the first of them
         if args["for"] in _TOGETHER:

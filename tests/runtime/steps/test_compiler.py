@@ -65,8 +65,8 @@ def assert_sent_is_received(step: Step) -> None:
     order = [played(step, programs) for programs in compiled(step)]
     messages = 0
     for one, other in permutations(range(len(order)), 2):
-        sent = [(at, e.queue, e.takes, p) for at, e in order[one] for p in e.sends if p.peer == other]
-        received = [(at, e.queue, e.takes, p) for at, e in order[other] for p in e.receives if p.peer == one]
+        sent = [(at, e.purpose, e.takes, p) for at, e in order[one] for p in e.sends if p.peer == other]
+        received = [(at, e.purpose, e.takes, p) for at, e in order[other] for p in e.receives if p.peer == one]
         assert [(*rest, p.cells, p.src, p.dst) for *rest, p in sent] == [
             (*rest, p.cells, p.src, p.dst) for *rest, p in received
         ]

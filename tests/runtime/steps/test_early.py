@@ -54,7 +54,7 @@ def test_an_exchange_goes_ahead_of_what_it_does_not_touch(before: list[Instructi
 
 def test_keys_and_values_come_where_the_account_has_them_and_leave_ahead() -> None:
     """As in a ring, where an attend waits for keys of the one before: this process' own do not wait for it."""
-    come, leave = (replace(one, queue=EARLY - 1) for one in (received(B), sent(C)))
+    come, leave = (replace(one, purpose=EARLY - 1) for one in (received(B), sent(C)))
     assert with_early_exchanges([compute(A, makes=A), come]) == [compute(A, makes=A), come]
     attend = compute(B, makes=A)
     assert with_early_exchanges([come, attend, leave]) == [come, leave, attend]

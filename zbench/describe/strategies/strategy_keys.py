@@ -2,7 +2,7 @@
 and a configuration with other values."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import MISSING, asdict
 from dataclasses import fields as fields_of
 from typing import Any
 
@@ -10,12 +10,16 @@ from zbench.describe.degrees import NESTED, ShardDegrees
 from zbench.describe.exchanges import COMMFUSE, QUERY_SPLIT, RING, TOKENS
 from zbench.describe.expert_schedule import DRAWN, DROPLESS, FLAT, PLANNED, SEQUENTIAL, WITH_LAYER, ZIPF
 from zbench.describe.job import TRAINING, RolloutJob
+from zbench.describe.model import Model
 from zbench.describe.overlap import FLAT as FLAT_COLLECTIVES
 from zbench.describe.overlap import LAYER
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN, bracketed
 from zbench.describe.strategy import MODEL_FIELDS, STRATEGY_GROUPS
 from zbench.describe.sync import EVERY, RoundSync
 
+# Keys of a model that its yaml may leave out, whatever model it is: those that have a usual value, and are set by no
+# group and no run.
+MODEL_KEYS = frozenset(one.name for one in fields_of(Model) if one.default is not MISSING) - {*MODEL_FIELDS, "mask"}
 _JOB = tuple(one.name for one in fields_of(RolloutJob))
 _SYNC = tuple(one.name for one in fields_of(RoundSync) if one.name != "method")
 

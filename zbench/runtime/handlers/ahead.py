@@ -66,7 +66,9 @@ class PostedAhead:
             key = parts.key(cells.tensor, layer + cells.layer)
             # What is encoded is decoded into memory of its own.
             into = None if one.encoding else self.stores[parcel.dst].room(key, of, cells.first, cells.second)
-            posted.append(self.messages.receive(one.queue, size, parcel.peer, into) if size else _nothing(self.stores))
+            posted.append(
+                self.messages.receive(one.purpose, size, parcel.peer, into) if size else _nothing(self.stores)
+            )
         self._posted.append(posted)
         self._waiting += len(posted)
         self.messages.times.posted(len(posted))

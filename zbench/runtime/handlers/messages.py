@@ -1,4 +1,5 @@
-"""Messages of a step between processes, counted where they are posted, by the queue of their operation.
+"""Messages of a step between processes, counted where they are posted, by what they are for: the queue of their
+operation, or the one that it is told as (zbench.step.operations.PURPOSE_OF).
 
 Over gloo receives are posted ahead, each with the number of its message between two processes as its name, sends are
 waited for an instance later, and what is passed on before it has arrived is sent by a thread. Over NCCL, where messages

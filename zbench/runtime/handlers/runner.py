@@ -120,13 +120,13 @@ class StepRunner:
             if not message.numel():  # of rows that routers choose there may be none, and no message then
                 continue
             if under_way is not None:
-                self.machine.messages.pass_on(one.queue, under_way, parcel.peer)
+                self.machine.messages.pass_on(one.purpose, under_way, parcel.peer)
             else:
-                self.machine.messages.send(one.queue, message, parcel.peer)
+                self.machine.messages.send(one.purpose, message, parcel.peer)
         self.machine.messages.posted()
         for parcel, arrival in zip(one.receives, arrivals, strict=True):
             cells, of = parcel.cells, parts.format(parcel.cells.tensor, layer + parcel.cells.layer)
-            coming = _Unpacked(self, one.queue, of, cells, arrival, one.encoding)
+            coming = _Unpacked(self, one.purpose, of, cells, arrival, one.encoding)
             slab = Slab(of, cells.first, cells.second, coming)
             coming.slab, slab.coming = slab, None if one.encoding else arrival
             self._arrive(one, parcel, parts, layer, slab)
@@ -139,7 +139,7 @@ class StepRunner:
                 fields = self._encoded(one, parcel, parts, layer).fields(of, lists)
             self._arrive(one, parcel, parts, layer, Slab.of(of, *lists, fields))
             notes.turn_to(program, one.op, layer, parcel.src, parcel.dst)
-            self.machine.messages.copied(one.queue, encoded_bytes(of, lists, one.encoding))
+            self.machine.messages.copied(one.purpose, encoded_bytes(of, lists, one.encoding))
 
     def _coming(self, one: Exchange, parcel: Parcel, parts: BatchParts, layer: int) -> Arrival | None:
         """Returns the message that is on its way here with just what a parcel carries, None where there is none."""
@@ -198,7 +198,7 @@ class _Unpacked:
     """The fields of a message, once it has arrived."""
 
     runner: StepRunner
-    queue: int
+    purpose: int
     format: Format
     cells: Cells
     arrival: Arrival
@@ -208,7 +208,7 @@ class _Unpacked:
     def __call__(self) -> Fields:
         board, times = self.runner.board, self.runner.machine.messages.times
         board.wait()
-        message = times.wait(self.queue, self.arrival.wait, self.arrival.name, self.arrival.of)
+        message = times.wait(self.purpose, self.arrival.wait, self.arrival.name, self.arrival.of)
         board.resume()
         times.arrived()
         lists = self.cells.first, self.cells.second

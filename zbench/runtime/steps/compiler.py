@@ -36,7 +36,7 @@ from zbench.runtime.steps.last_use import with_last_uses
 from zbench.runtime.steps.presence import Presence, pairs_of
 from zbench.step.form import READ, WHOLE
 from zbench.step.layout import StepLayout
-from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, REDUCE, SEND, homes_among
+from zbench.step.operations import COMPUTE, DROP, GATHER, MOVE, PURPOSE_OF, REDUCE, SEND, homes_among
 from zbench.step.template import ACROSS, AT_HOME, Instance, Items, Step, Template
 
 
@@ -183,7 +183,8 @@ class _Compiler:
                     receives.append(Parcel(whole, *ends, one))
         takes = kind in (MOVE, REDUCE)
         encoding = self.step.encodings[row[10]] if row[10] >= 0 else None
-        return Exchange(row[8], encoding, takes, tuple(sends), tuple(receives), tuple(copies), number)
+        purpose = int(PURPOSE_OF[kind, row[8]])
+        return Exchange(purpose, encoding, takes, tuple(sends), tuple(receives), tuple(copies), number)
 
     def _transfers(self, row: list[int]) -> Iterator[tuple[int, int, Ints]]:
         """Yields (source, destination, numbers of cells) of what an operation moves, in the same order everywhere."""

@@ -33,7 +33,7 @@ def with_early_exchanges(instructions: Sequence[Instruction]) -> list[Instructio
     for one in instructions:
         at = len(found)
         if isinstance(one, Exchange):
-            moves = one.queue == EARLY or not (one.receives or one.copies)
+            moves = one.purpose == EARLY or not (one.receives or one.copies)
             if moves and not any(_of(_cells(part.src, part.cells), coming) for part in one.sends):
                 touched = _touched(one)
                 while at and isinstance(found[at - 1], Compute) and not _of(_touched(found[at - 1]), touched):

@@ -59,11 +59,11 @@ class Exchange:
     """The transfers of one operation that this process has a part in.
 
     sends, receives: messages; copies: between two places of this process. takes: contributions of a sum leave their
-    place, and are added where they arrive. queue: of the operation. encoding: of what it carries, None: as it lies.
-    op: as of Compute.
+    place, and are added where they arrive. purpose: what its bytes and waits are told as
+    (zbench.step.operations.PURPOSE_OF). encoding: of what it carries, None: as it lies. op: as of Compute.
     """
 
-    queue: int
+    purpose: int
     encoding: Encoding | None
     takes: bool
     sends: tuple[Parcel, ...]

@@ -6,7 +6,7 @@ From the step's begin to its end a GPU's compute queue computes, waits, or is do
   forward did not keep, attention included; linear is all else that is neither attention nor the optimizer. What
   messages beside it make it take longer (Device.compute_slowdown) is apart, **slowed**.
 - **a gap** before a compute lasts from the end of the one before it on the same GPU (or the step's begin) to its own
-  begin. It belongs to the operand that arrived last. Where a transfer of queue parameters, gradients, experts, stages
+  begin. It belongs to the operand that arrived last. Where a transfer for parameters, gradients, experts, stages
   or host brought that, all of the gap is waiting for it (**waiting_parameters**, ...; a pipeline's bubbles are
   **waiting_stages**). Of other messages, attention's and tensor parallelism's, the gap is split at the moment when the
   message could have started: what it sends, or passes on, is there, at every member of a collective, and the buffer
@@ -37,12 +37,12 @@ from zbench.simulator.steps.trains.columns import Narrow
 from zbench.simulator.steps.variant import Variant
 from zbench.step.form import LayoutForm
 from zbench.step.formula import Formula
-from zbench.step.operations import COMPUTE, QUEUES
+from zbench.step.operations import COMPUTE, PURPOSE_OF, QUEUES
 
 _AT = {name: number for number, name in enumerate(SECONDS_FOR)}
 _SLOWED, _LINK, _RANK, _END = _AT["slowed"], _AT["waiting_link"], _AT["waiting_rank"], _AT["end"]
 _SPLIT = -1  # in place of a part: of messages whose gaps are split
-_WAITS = np.array([_AT.get(f"waiting_{name}", _SPLIT) for name in QUEUES], np.int64)  # by queue
+_WAITS = np.array([_AT.get(f"waiting_{name}", _SPLIT) for name in QUEUES], np.int64)[PURPOSE_OF]  # by kind and queue
 _AGAIN = "~"  # at the end of the name of what is made again (zbench.step.passes.recompute)
 
 
@@ -111,8 +111,8 @@ def _part_of(formula: Formula) -> int:
 
 @nb.njit(**ENTERED_IN_PLACE)
 def _put_columns(ops, table, parts, num_gpus, first, found):  # type: ignore[no-untyped-def]
-    """Writes _HopColumns of a variant's hops from the row `first` on. parts: by formula of computes, and by queue of
-    others."""
+    """Writes _HopColumns of a variant's hops from the row `first` on. parts: by formula of computes, and by kind and
+    queue of others."""
     head = 0
     for hop in range(table.shape[1]):
         op, gpu = table[OP, hop], table[RANK, hop]
@@ -120,7 +120,7 @@ def _put_columns(ops, table, parts, num_gpus, first, found):  # type: ignore[no-
             head = hop
         computes, at = ops[op, 0] == COMPUTE, first + hop
         found.gpu[at] = gpu if computes and gpu < num_gpus else -1
-        found.part[at] = parts[0][ops[op, 1]] if computes else parts[1][ops[op, 8]]
+        found.part[at] = parts[0][ops[op, 1]] if computes else parts[1][ops[op, 0], ops[op, 8]]
         found.head[at] = hop - head
 
 

@@ -40,8 +40,8 @@ class PlayedStep:
     """A step that was played; seconds are the described cluster's, simulated.
 
     ends: for each entry of the step's order that was not left out whole, when all of it has ended. busy: by what for,
-    float64 [GPUs], seconds of computes ("attend", "optimizer", the others "compute") and of sending ports by the
-    operations' queues. nic_tx, nic_rx: by queue, int64 [NICs], bytes. inside: by queue, bytes on links inside nodes.
+    float64 [GPUs], seconds of computes ("attend", "optimizer", the others "compute") and of sending ports by what
+    they send for. nic_tx, nic_rx: the same, int64 [NICs], bytes. inside: the same, bytes on links inside nodes.
     settled: whether layers had become alike. memory: the fullest moments, in plan order. moving, exposed, exposed_nic:
     seconds [GPUs], as zbench.simulator.steps.trains.occupancy.Occupancy has them, of the whole step. spent: what the
     seconds of every GPU go to, as zbench.simulator.steps.breakdown has them.
