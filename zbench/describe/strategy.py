@@ -201,11 +201,6 @@ class TrainingMemory(HostUse):
                 f"{told} sharding {sharding.told}; with it several hosts would update a parameter, and each has one "
                 "that does, so it takes sharding=zero1, zero2, zero3, or degrees with optimizer: world"
             )
-        if self.parameters_rest_on_hosts and stages != 1:
-            raise ValueError(
-                f"memory.parameter_layers is {self.parameter_layers} with parallel.pipeline_parallel {stages}; all "
-                "layers have to be on all GPUs, so it takes parallel.pipeline_parallel=1"
-            )
         if self.parameter_layers != NOWHERE and sharding.of_model != SHARDING[-1]:
             raise ValueError(
                 f"memory.parameter_layers is {self.parameter_layers} with sharding {sharding.told}; a GPU brings its "

@@ -76,15 +76,14 @@ class HostCopies:
         if not isinstance(model.offload_tokens, str):
             kept, kept_again = kept * model.offload_tokens, kept_again * model.offload_tokens
         kinds = (min(some, again), kept_again), (max(some - again, 0), kept), (layers - some, 0.0)
-        resting, updated = (
-            count / model.num_layers for count in (model.parameters_on_hosts, model.layers_updated_on_hosts)
-        )
-        share = model.layer_params / cost.cluster.num_ranks * byte
+        resting = model.params_of_first(model.parameters_on_hosts)
+        updated = model.params_of_last(model.layers_updated_on_hosts)
+        share = model.element_bytes / model.num_layers / cost.cluster.num_ranks * byte
         return HostCopies(
             tuple((count / layers, size * byte) for count, size in kinds if count),
             byte,
-            resting * share * model.element_bytes,
-            updated * share * model.element_bytes,
+            resting * share,
+            updated * share,
         )
 
     def of_tokens(self, tokens: Ints | Floats, backward: bool, received: Ints | Floats | float = 0.0) -> LayerCopies:

@@ -82,9 +82,6 @@ class ProvenSteps:
                 f"recompute.layers is {bracketed(model.recompute_layers)}; the first layers of {model.name} are dense "
                 f"and others have experts, of which all are recomputed or none: it takes {ALL_LAYERS}"
             )
-        if model.parameters_rest_on_hosts:
-            told = f"memory.parameter_layers is {model.parameter_layers}"
-            model.check_alike(f"{told}, and parameters that rest on hosts are of layers of one kind")
         updated = model.layers_updated_on_hosts
         for key, most, whose, others in (
             ("optimizer_layers", model.num_layers, "", (ALL_LAYERS, CHOSEN)),
