@@ -14,6 +14,7 @@ from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
 from zbench.cost.recompute import kept_activation_bytes, layer_activation_bytes
 from zbench.describe.checks import CHOSEN, FEWEST
+from zbench.describe.degrees import WORLD, degrees_of
 from zbench.describe.model import Model
 
 
@@ -37,7 +38,8 @@ def least_copy_seconds(tokens: int, cost: Cost, of_any_degrees: bool, of_steps: 
     every = model.params_of_first(model.num_layers)
     both = max(of_resting + of_updated - every, 0.0)  # these are where they rest when they were updated
     on_gpus = (of_resting - both) * of_steps  # which are brought once more for that
-    brought = (2 * of_resting + of_updated - both + on_gpus) * model.element_bytes
+    passes = 1 + (degrees_of(model.sharding).secondary == WORLD)  # else parts of them stay on GPUs for a backward
+    brought = (passes * of_resting + of_updated - both + on_gpus) * model.element_bytes
     sent = of_updated * GRADIENT_BYTES * of_steps
     most = max(2 * kept, kept + brought, kept + sent)
     return most / cluster.num_ranks / cluster.links[cluster.host].rate

@@ -211,6 +211,8 @@ def _resting(cost: Cost, first: int, layers: int) -> HostedLayers:
     that has more parameters, as they may be. first: the stage's first layer; layers: how many it has."""
     model = cost.model
     count = min(max(model.parameters_on_hosts - first, 0), layers)
+    if degrees_of(model.sharding).secondary != WORLD:
+        count = 0  # parts that stay for a backward are all that is counted of parameters, and are on GPUs
     dense = min(max(model.dense_layers - first, 0), count)
     others, here = count - dense, min(1 + cost.layers_ahead, count)
     if model.dense_layer_params > model.layer_params:
