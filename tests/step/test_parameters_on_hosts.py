@@ -1,5 +1,5 @@
-"""Parameters that rest in host memory where layers are in stages, of two kinds, or cut by nested degrees: proven, exact,
-brought as often as they are gathered, and waited for."""
+"""Parameters that rest in host memory where layers are in stages, of two kinds, or cut by nested degrees: proven,
+exact, brought as often as they are gathered, and waited for."""
 
 from dataclasses import replace
 

@@ -132,9 +132,7 @@ def test_exact_with_parameters_of_stages(
 
 
 @pytest.mark.parametrize(("stages", "optimizer", "parameters"), [(1, 0, 5), (1, 3, 2), (2, 0, 1), (2, 5, 4)])
-def test_exact_with_parameters_of_dense_layers(
-    ranks: LocalFleet, stages: int, optimizer: int, parameters: int
-) -> None:
+def test_exact_with_parameters_of_dense_layers(ranks: LocalFleet, stages: int, optimizer: int, parameters: int) -> None:
     """Of the dense ones alone, some of them, and of layers with experts behind them."""
     model = replace(EXPERTS, num_layers=5, dense_layers=2, dense_ffn_hidden=10, shared_experts=1)
     how = ExpertParallel(4 // stages, 1, skew=1.0)

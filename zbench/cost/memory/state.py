@@ -150,10 +150,7 @@ def bytes_of_stage(cost: Cost, stage: int, layers: int, dense: int = 0) -> int:
     resting = _resting(cost, first, layers)
     every, some = model.layers_updated_on_hosts == model.num_layers, model.layers_updated_on_hosts > 0
     outer_updated = every or (some and is_last and not model.tied_embeddings)  # tied tables are where all layers' is
-    if every:
-        updated = HostedLayers(most, size)
-    else:
-        updated = _last_ones(model, first, layers, outer * outer_updated)
+    updated = HostedLayers(most, size) if every else _last_ones(model, first, layers, outer * outer_updated)
     found = _state_bytes(cost, size, most, of, updated, resting)
     each = float(0 if outer_updated else ADAM_BYTES)
     each += model.element_bytes * (degrees.secondary != 1) + GRADIENT_BYTES * (degrees.gradients != 1)

@@ -166,7 +166,12 @@ class ProvenSteps:
         for usual, given, has, key in (
             (WHOLE.method, overlap.exchanges.method, "each with a tensor-parallel degree of its own", "overlap.method"),
             (FLAT, overlap.collectives, "whose parameters stay for the step", "sharding.collectives"),
-            (NOWHERE, model.parameter_layers, "whose stages have some layers each", "memory.parameter_layers"),
+            (
+                NOWHERE,
+                model.parameter_layers,
+                "whose parameters are gathered once and stay for the step",
+                "memory.parameter_layers",
+            ),
             (ALL_LAYERS, model.recompute_layers, "each with stages of its own", "recompute.layers"),
             (ALL_LAYERS, model.offload_tokens, "each with micro-batches of its own", "memory.offload_tokens"),
         ):
