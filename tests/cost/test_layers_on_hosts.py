@@ -16,6 +16,7 @@ from zbench.cost.job import make_cost
 from zbench.cost.memory.fewest import PARTS
 from zbench.cost.memory.peak import peak_bytes, step_bytes
 from zbench.describe.batch import Batch
+from zbench.describe.degrees import WORLD, ShardDegrees
 from zbench.describe.model import AUTO
 from zbench.simulated.executor import Simulated
 from zbench.simulated.offloading import chosen_offload, chosen_shares
@@ -178,13 +179,13 @@ def test_as_few_layers_as_fit_of_all_pipelines() -> None:
 @pytest.mark.parametrize("layers", ["all", 3])
 def test_state_on_hosts_is_not_on_gpus(offload: str, layers: int | str) -> None:
     """In two stages, of which the last has it on hosts where it is of three layers: never less, and to 2 %. In
-    pipelines of plans likewise."""
+    pipelines of plans likewise where it is of all."""
     of = {"offload": offload, "recompute": "full", "sharding": "zero1", "optimizer_layers": layers}
     for vocab, tp in product((1000, 128256), (1, 2)):
         degrees = {"tensor_parallel": tp, "pipeline_parallel": 2, "vocab": vocab}
         reckoned, found = reckoned_and_found(hosted(num_layers=8, **degrees, **of), 2048, 6)
         assert (found <= reckoned).all()
-        assert found.max() >= (0.98 if layers == "all" or vocab == 1000 else 0.9) * reckoned.max()
+        assert found.max() >= 0.98 * reckoned.max()
     for pair in ((8, 1), (2, 4)):
         cost = pipelines_of(**of)
         cost = replace(cost, cluster=replace(cost.cluster, **HOST))
@@ -213,3 +214,50 @@ def test_state_of_dense_layers_before_others(sharding: str, layers: int | str) -
             reckoned = peak_bytes(plans, cost)
             assert (found <= reckoned).all()
             assert found.max() >= 0.994 * reckoned.max()
+
+
+@pytest.mark.parametrize("optimizer", [None, "all", 2])
+@pytest.mark.parametrize("layers", [1, 5, "all"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_parameters_of_stages_are_not_on_gpus(recompute: str, layers: int | str, optimizer: int | str | None) -> None:
+    """Of eight layers in two stages, one of the first's, all of it and one of the last's, or all: never less than live
+    ranges of any GPU, and to 4 %."""
+    of = {"num_layers": 8, "recompute": recompute, "sharding": "zero3", "parameter_layers": layers}
+    of |= {"offload": "optimizer", "optimizer_layers": optimizer} if optimizer else {}
+    for vocab, length in ((1000, 256), (128256, 2048)):
+        reckoned, found = reckoned_and_found(hosted(**of, vocab=vocab, pipeline_parallel=2), length, 6)
+        assert (found <= reckoned).all()
+        assert found.max() >= 0.96 * reckoned.max()
+
+
+@pytest.mark.parametrize("optimizer", [None, "all", 2])
+@pytest.mark.parametrize(("dense", "width"), [(1, 1024), (2, 1024), (1, 8192)])
+def test_parameters_of_dense_layers_before_others(dense: int, width: int, optimizer: int | str | None) -> None:
+    """Of four layers, dense ones smaller than others or larger: never less, and to 8 %, as the fullest moment is taken
+    to be one of the layers whose parameters are there."""
+    one = small(1, 4, memory=400e9)
+    of = replace(one.model, num_layers=4, hidden=512, num_heads=8, num_kv_heads=8, head_dim=64, ffn_hidden=128)
+    of = replace(of, num_experts=16, experts_per_token=6, shared_experts=2, dense_layers=dense, dense_ffn_hidden=width)
+    of = replace(of, vocab=1000, sharding="zero3")
+    of = replace(of, offload="optimizer", optimizer_layers=optimizer) if optimizer else of
+    for layers, groups in ((1, 1), (2, 4), ("all", 4)):
+        model, cluster = replace(of, parameter_layers=layers), replace(one.cluster, **HOST)
+        cost = replace(one, model=model, cluster=cluster, expert_gpus=groups)
+        batch = Batch(np.full(12, 256), 0, 0)
+        plans = LocalPacking(cost, pack_tokens=256).plan(batch)
+        found = np.array(Simulated(cost, expert_parallel=groups).step(batch, plans).peak_bytes)
+        reckoned = peak_bytes(plans, cost)
+        assert (found <= reckoned).all()
+        assert found.max() >= 0.92 * reckoned.max()
+
+
+@pytest.mark.parametrize("degrees", [(WORLD, 4, WORLD, WORLD), (WORLD, WORLD, WORLD, WORLD)])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_parameters_of_nested_degrees(stages: int, degrees: tuple[int, int, int, int]) -> None:
+    """Never less: what stays of them for a backward is counted, and is on GPUs."""
+    for layers in (2, "all"):
+        of = {"num_layers": 6, "vocab": 1000, "sharding": ShardDegrees(*degrees), "parameter_layers": layers}
+        for length in (256, 2048):
+            reckoned, found = reckoned_and_found(hosted(**of, pipeline_parallel=stages), length, 4)
+            assert (found <= reckoned).all()
+            assert found.max() >= 0.9 * reckoned.max()

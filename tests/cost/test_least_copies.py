@@ -18,6 +18,7 @@ from zbench.cost.cost import OPTIMIZER_BYTES, Cost
 from zbench.cost.job import cost_like, make_cost
 from zbench.cost.least_copies import least_copy_seconds
 from zbench.describe.batch import Batch
+from zbench.describe.degrees import WORLD, ShardDegrees
 from zbench.describe.model import Model
 from zbench.simulated.executor import Simulated
 from zbench.simulator.estimate.step import StepEstimate
@@ -26,6 +27,7 @@ from zbench.systems.local_packing import LocalPacking
 
 BATCH = Batch(np.full(8, 4096), 0, 0)
 LENGTHS = st.lists(st.sampled_from((17, 300, 1024, 4096, 9000)), min_size=1, max_size=12)
+HPZ = ShardDegrees(WORLD, 2, WORLD, WORLD)
 UPDATES = ("as_gradients_come", "after_backward", "across_steps")
 
 
@@ -37,9 +39,9 @@ def models(draw: st.DrawFn) -> dict[str, Any]:
     of: dict[str, Any] = {"vocab": 1000, "offload": f"{offload}_and_optimizer" if both else offload}
     of["num_layers"] = draw(st.sampled_from((4, 6, 14)))
     of["recompute"] = "full" if offload == "inputs" else draw(st.sampled_from(("none", "selective", "full")))
-    of["sharding"] = draw(st.sampled_from(("zero1", "zero2", "zero3")))
+    of["sharding"] = draw(st.sampled_from(("zero1", "zero2", "zero3", HPZ)))
     of["tensor_parallel"] = draw(st.sampled_from((1, 1, 2)))
-    if of["sharding"] != "zero3" and draw(st.booleans()):
+    if draw(st.booleans()):
         of["pipeline_parallel"] = 2
     if offload != "optimizer" and draw(st.booleans()):
         of["offload_layers"] = draw(st.sampled_from((1, 2, "auto")))
@@ -48,7 +50,7 @@ def models(draw: st.DrawFn) -> dict[str, Any]:
     if both or offload == "optimizer":
         of["optimizer_layers"] = draw(st.sampled_from(("all", 1, 3)))
         of["host_updates"] = draw(st.sampled_from(UPDATES))
-    if of["sharding"] == "zero3":
+    if of["sharding"] in ("zero3", HPZ):
         of["parameter_layers"] = draw(st.sampled_from(("none", "all", 2)))
     if of["recompute"] != "none" and offload != "inputs" and draw(st.booleans()):
         of["recompute_layers"] = 1
@@ -70,7 +72,7 @@ def test_no_step_is_faster(of: dict[str, Any], rate: float, cpus: float, lengths
     try:
         plans = system(cost).plan(batch)
         found = Simulated(cost).step(batch, plans)
-    except ValueError:  # no steps are like this, as with parameters on hosts and stages
+    except ValueError:  # no steps are like this, as of stages of one layer, whose activations stay
         reject()
     in_order(found)
     least = bound_seconds(batch, cost), ceiling_seconds(batch, cost, Collectives.of(cost))

@@ -345,12 +345,11 @@ def test_optimizer_state_is_in_one_hosts_memory() -> None:
 
 
 @pytest.mark.parametrize("layers", [2, "all", "auto"])
-def test_parameters_rest_on_hosts_in_no_stages(layers: int | str) -> None:
+def test_parameters_rest_on_hosts_in_stages(layers: int | str) -> None:
     parts = Sharding("zero3"), Recompute("none"), TrainingMemory(parameter_layers=layers)
-    assert TrainingStrategy(*parts, Parallel(), ExchangeOverlap(), Experts()).parallel.pipeline_parallel == 1
-    told = rf"^memory\.parameter_layers is {layers} with .* 2; all layers have to be on all GPUs"
-    with pytest.raises(ValueError, match=told):
-        TrainingStrategy(*parts, Parallel(1, 2), ExchangeOverlap(), Experts())
+    for stages in (1, 2):
+        strategy = TrainingStrategy(*parts, Parallel(1, stages), ExchangeOverlap(), Experts())
+        assert strategy.model_fields["parameter_layers"] == layers
 
 
 @pytest.mark.parametrize("memory", [TrainingMemory(64), TrainingMemory("whole", 64)])
@@ -512,11 +511,12 @@ def test_layers_that_cannot_rest_on_hosts(given: dict[str, Any], told: str) -> N
             kind(**given)
 
 
-@pytest.mark.parametrize(("stages", "sharding"), [(1, "zero2"), (1, "none"), (2, "zero3")])
-def test_parameters_rest_on_hosts_in_parts_alone(stages: int, sharding: str) -> None:
-    memory = TrainingMemory(parameter_layers=2)
-    key = "sharding" if stages == 1 else "parallel.pipeline_parallel"
-    right = "sharding=zero3" if stages == 1 else "parallel.pipeline_parallel=1"
-    with pytest.raises(ValueError, match=rf"^memory.parameter_layers is 2 with {key} .* so it takes {right}$"):
-        memory.check_offload("none", stages, Sharding(sharding))
-    memory.check_offload("none", 1, Sharding("zero3"))
+def test_parameters_rest_on_hosts_in_parts_alone() -> None:
+    memory, degrees = TrainingMemory(parameter_layers=2), dict.fromkeys(("gradients", "optimizer"), "world")
+    hpz, three = {**degrees, "weights": "world", "secondary": "node"}, {**degrees, "weights": "node", "secondary": 2}
+    right = "sharding=zero3, or degrees with weights and optimizer: world"
+    for sharding in (Sharding("zero2"), Sharding("none"), Sharding("nested", degrees=three)):
+        with pytest.raises(ValueError, match=rf"^memory.parameter_layers is 2 with sharding .* so it takes {right}$"):
+            memory.check_offload("none", 1, sharding)
+    for sharding in (Sharding("zero3"), Sharding("nested", degrees=hpz)):
+        assert memory.check_offload("none", 1, sharding) is memory.check_offload("none", 4, sharding)

@@ -14,6 +14,7 @@ from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import Cost
 from zbench.cost.recompute import kept_activation_bytes, layer_activation_bytes
 from zbench.describe.checks import CHOSEN, FEWEST
+from zbench.describe.degrees import WORLD, degrees_of
 from zbench.describe.model import Model
 
 
@@ -33,12 +34,13 @@ def least_copy_seconds(tokens: int, cost: Cost, of_any_degrees: bool, of_steps: 
     kept = tokens * _token_bytes(cost, of_any_degrees)
     resting = 0 if model.parameter_layers == CHOSEN else model.parameters_on_hosts
     updated = 0 if model.optimizer_layers == CHOSEN else model.layers_updated_on_hosts
-    both = max(resting + updated - model.num_layers, 0)  # these are where they rest when they were updated
-    if model.dense_layers:
-        resting = updated = both = 0
-    layer, on_gpus = float(model.layer_params), (resting - both) * of_steps  # which are brought once more for that
-    brought = (2 * resting + updated - both + on_gpus) * layer * model.element_bytes
-    sent = updated * layer * GRADIENT_BYTES * of_steps
+    of_resting, of_updated = float(model.params_of_first(resting)), float(model.params_of_last(updated))
+    every = model.params_of_first(model.num_layers)
+    both = max(of_resting + of_updated - every, 0.0)  # these are where they rest when they were updated
+    on_gpus = (of_resting - both) * of_steps  # which are brought once more for that
+    passes = 1 + (degrees_of(model.sharding).secondary == WORLD)  # else parts of them stay on GPUs for a backward
+    brought = (passes * of_resting + of_updated - both + on_gpus) * model.element_bytes
+    sent = of_updated * GRADIENT_BYTES * of_steps
     most = max(2 * kept, kept + brought, kept + sent)
     return most / cluster.num_ranks / cluster.links[cluster.host].rate
 

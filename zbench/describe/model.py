@@ -31,6 +31,7 @@ from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN, StagedLayer
 
 Tensor = int
 RecomputeLevel = Literal["none", "selective", "chunked", "full"]
+Offload = Literal["none", "inputs", "activations", "optimizer", "inputs_and_optimizer", "activations_and_optimizer"]
 Q, KV, O, DO, DQ, DKV = range(6)  # noqa: E741 - what a transfer may carry, named as in the papers; see zbench.plans.plan
 TENSOR_NAMES = ("q", "kv", "o", "do", "dq", "dkv")
 RECOMPUTE = ("none", "selective", "chunked", "full")
@@ -124,9 +125,7 @@ class Model(StagedLayers, ModelParameters, ExpertLayers):
     kernels: Literal["fused", "eager"] = "fused"
     mlp_chunk_tokens: int | str = WHOLE
     loss_chunk_tokens: int | str = WHOLE
-    offload: Literal[
-        "none", "inputs", "activations", "optimizer", "inputs_and_optimizer", "activations_and_optimizer"
-    ] = "none"
+    offload: Offload = "none"
     offload_layers: int | str = ALL_LAYERS
     offload_tokens: float | str = ALL_LAYERS
     optimizer_layers: int | str = ALL_LAYERS

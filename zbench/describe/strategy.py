@@ -24,7 +24,7 @@ from zbench.describe.checks import (
     check_stage_layers,
     check_whole_number,
 )
-from zbench.describe.degrees import NESTED, WORLD, ShardDegrees
+from zbench.describe.degrees import NESTED, WORLD, ShardDegrees, degrees_of
 from zbench.describe.layers.on_hosts import AS_GRADIENTS_COME, NOWHERE, HostUse
 from zbench.describe.model import (
     AUTO,
@@ -105,6 +105,13 @@ class Sharding:
         """Whether the optimizer's state is cut over all ranks, so that each parameter is updated in one place."""
         cut = self.of_model
         return cut in SHARDING[1:] if isinstance(cut, str) else cut.optimizer == WORLD
+
+    @property
+    def cuts_all_over_all(self) -> bool:
+        """Whether parameters and the optimizer's state are cut over all ranks, so that each has its share of a layer,
+        gathers the rest, and updates what it has."""
+        cut = degrees_of(self.of_model)
+        return cut.weights == cut.optimizer == WORLD
 
     @property
     def overlap(self) -> StepOverlap:
@@ -201,15 +208,11 @@ class TrainingMemory(HostUse):
                 f"{told} sharding {sharding.told}; with it several hosts would update a parameter, and each has one "
                 "that does, so it takes sharding=zero1, zero2, zero3, or degrees with optimizer: world"
             )
-        if self.parameters_rest_on_hosts and stages != 1:
-            raise ValueError(
-                f"memory.parameter_layers is {self.parameter_layers} with parallel.pipeline_parallel {stages}; all "
-                "layers have to be on all GPUs, so it takes parallel.pipeline_parallel=1"
-            )
-        if self.parameter_layers != NOWHERE and sharding.of_model != SHARDING[-1]:
+        if self.parameters_rest_on_hosts and not sharding.cuts_all_over_all:
             raise ValueError(
                 f"memory.parameter_layers is {self.parameter_layers} with sharding {sharding.told}; a GPU brings its "
-                f"share of a layer before it is gathered, so it takes sharding={SHARDING[-1]}"
+                f"share of a layer before it is gathered, a single GPU the whole layer, so it takes sharding="
+                f"{SHARDING[-1]}, or degrees with weights and optimizer: world"
             )
 
 

@@ -9,7 +9,7 @@ from tests.helpers.steps import pipeline_plans, plan_of
 from tests.runtime.handlers.test_degrees import FOUR
 from tests.runtime.handlers.test_expert_chunks import RANKS
 from zbench.correctness.steps.cases import StepCase
-from zbench.correctness.steps.choices import EXPERTS, MODEL
+from zbench.correctness.steps.choices import DEGREES, EXPERTS, MODEL
 from zbench.correctness.steps.command import judged_step
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.step.byte_law import stated_bytes
@@ -109,6 +109,36 @@ def test_exact_with_dense_layers_before_others(ranks: LocalFleet, stages: int, z
     model, how = replace(model, optimizer_layers=optimizer), ExpertParallel(4 // stages, 1, skew=1.0)
     plans = [plan_of(lengths, 4 // stages, 4, first=10 * at) for at, lengths in enumerate(([9, 6], [2, 1]))]
     step = with_host_memory(whole_step(model, plans, 1, zero, 1, "selective", how, stages), model, 2, [5, 5])
+    prove_step(step)
+    found = ranks.call("run", StepCase.of(step, model, plans, 1, experts=how))
+    assert judged_step(RANKS, found, stated_bytes(step)).fault == ""
+
+
+@pytest.mark.parametrize(
+    ("stages", "degree", "zero", "optimizer", "parameters", "carried"),
+    [(2, 1, "3", 0, 5, 0), (2, 2, "3", 6, 3, 2), (4, 1, "3", 2, 6, 0), (1, 1, "hpz", 0, 4, 0), (2, 1, "hpz", 3, 6, 0)],
+)
+def test_exact_with_parameters_of_stages(
+    ranks: LocalFleet, stages: int, degree: int, zero: str, optimizer: int, parameters: int, carried: int
+) -> None:
+    """Of the first layers, whichever stages have them, by shares of ZeRO-3 or of nested degrees."""
+    model, count = replace(MODEL, num_layers=6), 4 // degree // stages
+    plans = [plan_of(one, count, 4 // degree, first=10 * at) for at, one in enumerate(([9, 6], [2, 1], [5]))]
+    step = whole_step(model, plans, degree, DEGREES.get(zero, zero), 1, "selective", stages=stages)
+    step = with_optimizer_on_hosts(step, 2, HostLayers(6, optimizer, parameters, carried))
+    prove_step(step)
+    found = ranks.call("run", StepCase.of(step, model, plans, degree))
+    assert judged_step(FOUR, found, stated_bytes(step)).fault == ""
+
+
+@pytest.mark.parametrize(("stages", "optimizer", "parameters"), [(1, 0, 5), (1, 3, 2), (2, 0, 1), (2, 5, 4)])
+def test_exact_with_parameters_of_dense_layers(ranks: LocalFleet, stages: int, optimizer: int, parameters: int) -> None:
+    """Of the dense ones alone, some of them, and of layers with experts behind them."""
+    model = replace(EXPERTS, num_layers=5, dense_layers=2, dense_ffn_hidden=10, shared_experts=1)
+    how = ExpertParallel(4 // stages, 1, skew=1.0)
+    plans = [plan_of(lengths, 4 // stages, 4, first=10 * at) for at, lengths in enumerate(([9, 6], [2, 1]))]
+    step = whole_step(model, plans, 1, "3", 1, "selective", how, stages)
+    step = with_optimizer_on_hosts(step, 2, HostLayers(5, optimizer, parameters))
     prove_step(step)
     found = ranks.call("run", StepCase.of(step, model, plans, 1, experts=how))
     assert judged_step(RANKS, found, stated_bytes(step)).fault == ""

@@ -64,6 +64,27 @@ def test_fragments_of_a_model_whose_first_layers_are_dense(kind: str, fragments:
                     assert {number >= 4 - optimizer for number in numbers} <= {is_there}
 
 
+@pytest.mark.parametrize("fragments", [1, 2, 3])
+def test_fragments_with_parameters_of_dense_layers_on_hosts(fragments: int) -> None:
+    """Of the dense one alone, of one with experts behind it, or of all; beside state of the last two or of none."""
+    for parameters, offload in ((1, "none"), (2, "optimizer"), (4, "none")):
+        state = {"offload": offload, "optimizer_layers": 2 if offload == "optimizer" else "all"}
+        model = replace(DENSE_FIRST, sharding="zero3", parameter_layers=parameters, **state)
+        steps = WorkerSteps("test", model, (4, 2), RoundSync(STREAMING_DILOCO, 6, fragments=fragments))
+        for fragment in range(fragments):
+            end = steps.end(fragment, NOW)
+            assert unrolled_fault(end.step) == ""
+            layout = end.step.layouts[0]
+            found = {
+                end.layers[at]
+                for row, first, last in end.step.resting(end.step.begins)
+                if layout.tensors[row[0]].name == "wq" and row[2] >= 0 and int(layout.lists[row[2]][0]) >= 4
+                for at in range(first, last + 1)
+            }
+            hosted = {at for at in end.layers if at < parameters or (offload == "optimizer" and at >= 2)}
+            assert found == hosted
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_goes_to_and_from_hosts(shape: tuple[int, int]) -> None:
     """Every worker sends its share of the average, and gets parameters; the average and the outer parameter go over one

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from zbench.describe.degrees import WORLD, ShardDegrees, TransferBits
 from zbench.describe.exchanges import (
@@ -23,8 +23,10 @@ from zbench.describe.expert_schedule import (
     ExpertChunks,
     GradientPieces,
 )
+from zbench.describe.layers.on_hosts import AFTER_BACKWARD
 from zbench.describe.mask import CAUSAL, Mask
-from zbench.describe.model import Model
+from zbench.describe.model import Model, Offload
+from zbench.describe.pipeline.staged_layers import ALL_LAYERS
 from zbench.passes.reverse import MODES
 from zbench.step.passes.parameters.zero import STAGES
 from zbench.step.passes.recompute import LEVELS
@@ -84,10 +86,29 @@ OVER_NODES = ("hpz", "zeropp")  # of these, some of whose collectives are among 
 LENGTHS = {"uneven": (23, 1, 7, 2, 5, 3), "short": (1, 2), "windowed": (23, 1, 7, 2, 5, 3)}
 MASKS = {name: Mask(window=5) if name == "windowed" else CAUSAL for name in LENGTHS}
 # What layers keep: a level of recomputation, and what of it is in host memory (zbench.describe.model.Model.offload).
-KEPT: Mapping[str, tuple[str, Literal["none", "inputs", "activations"]]] = {
+KEPT: Mapping[str, tuple[str, Offload]] = {
     **{level: (level, "none") for level in LEVELS},
     "full, inputs on hosts": ("full", "inputs"),
     "none, activations on hosts": ("none", "activations"),
+}
+# What rests in host memory, as fields of a model: nothing; optimizer state, which CPUs update as gradients come;
+# parameters of the first two layers of three beside state of the last two, which they update after the backward.
+HOSTS: Mapping[str, Mapping[str, Any]] = {
+    "nothing": {},
+    "state": {"optimizer_layers": ALL_LAYERS},
+    "parameters": {"parameter_layers": 2, "optimizer_layers": 2, "host_updates": AFTER_BACKWARD},
+}
+# Of what layers keep there, the same with optimizer state.
+AND_STATE: Mapping[Offload, Offload] = {
+    "none": "optimizer",
+    "inputs": "inputs_and_optimizer",
+    "activations": "activations_and_optimizer",
+}
+# By these the stages and degrees that go with it: each parameter has one GPU that updates it, and its share there.
+CUT_FOR_HOSTS: Mapping[str, tuple[str, ...]] = {
+    "nothing": (*STAGES, *DEGREES),
+    "state": ("1", "2", "3", "hpz", "zeropp", "levels"),
+    "parameters": ("3", "hpz", "zeropp"),
 }
 SHARES = (0.6, 0.0, 0.3, 1.0)  # of sequences' tokens, of which something is on hosts where it is of some
 CHOICES: Mapping[str, tuple[Any, ...]] = {  # whole numbers or words, by the names of StepCombination's fields
@@ -105,6 +126,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {  # whole numbers or words, by the nam
     "zero": (*STAGES, *DEGREES),
     "chunk_tokens": (0, 3),
     "expert_chunks": tuple(EXPERT_CHUNKS),
+    "hosts": tuple(HOSTS),
     "recompute": tuple(KEPT),
     "micro_batches": (1, 2, 3),
     "backward": MODES,

@@ -9,12 +9,15 @@ import numpy as np
 
 from zbench.correctness.steps.cases import StepCase
 from zbench.correctness.steps.choices import (
+    AND_STATE,
     CHOICES,
+    CUT_FOR_HOSTS,
     DEGREES,
     DENSE_FIRST,
     EXCHANGES,
     EXPERT_CHUNKS,
     EXPERTS,
+    HOSTS,
     KEPT,
     LAID_OUT,
     LAYERS,
@@ -57,7 +60,7 @@ class StepCombination:
     the embedding's; ZeRO's stage, or degrees, two of them with transfers in fewer bits; tokens that the feed-forward
     and the loss are computed for at a time, 0: all; what layers keep, and where, micro-batches, what a backward does
     with keys, and lengths of sequences, some under a window; chunks in which tokens go to experts, and gradients
-    between these.
+    between these; what rests in host memory between steps.
     """
 
     tensor_parallel: int
@@ -78,6 +81,7 @@ class StepCombination:
     backward: str
     lengths: str
     expert_chunks: str = "at_once"
+    hosts: str = "nothing"
 
     @property
     def num_gpus(self) -> int:
@@ -94,6 +98,7 @@ class StepCombination:
         exchange += f" {self.exchanges}" if self.exchanges != "whole" else ""
         exchange += (" two levels" if self.levels > 1 else "") + (" tied" if self.head == "tied" else "")
         exchange += f" chunks of {self.chunk_tokens}" if self.chunk_tokens else ""
+        exchange += f" {self.hosts} on hosts" if self.hosts != "nothing" else ""
         return (
             f"{degrees}{exchange} zero {self.zero}, recompute {self.recompute}, {self.micro_batches} x {self.lengths}, "
             f"{self.backward}"
@@ -104,7 +109,8 @@ class StepCombination:
         by a stage's, several nodes in a stage where collectives have two levels, exchanges beside matmuls in groups of
         several GPUs, degrees of pairs of a stage's, with two levels where a node has several groups and a run of them
         several nodes, chunks of tokens where no seats are of all of a GPU's tokens, chunks that go to experts where
-        these are on several GPUs, too, and gradients between their messages with collectives in one level."""
+        these are on several GPUs, too, and gradients between their messages with collectives in one level, and on hosts
+        what one GPU has and updates."""
         of_stage, experts = self.num_gpus // self.stages, self.expert_parallel * self.expert_tensor_parallel
         groups = of_stage // self.tensor_parallel
         return (
@@ -120,6 +126,7 @@ class StepCombination:
             and (self.chunk_tokens == 0 or self.routing != "router")
             and (self.expert_chunks == "at_once" or (experts > 1 and self.routing != "router"))
             and (EXPERT_CHUNKS[self.expert_chunks].gradients is None or self.levels == 1)
+            and self.zero in CUT_FOR_HOSTS[self.hosts]
         )
 
     def case(self, seed: int) -> StepCase:
@@ -143,7 +150,8 @@ class StepCombination:
         step = whole_step(model, plans, degree, zero, overlap, KEPT[self.recompute][0], experts, self.stages)
         parts = parts_of_layouts(plans, model, degree, experts, slices, shares)
         sent = [one.sent for one in parts]
-        step = with_hosts(in_two_levels(step, NODE) if self.levels > 1 else step, model, self.recompute, sent)
+        kept = self.recompute, self.hosts
+        step = with_hosts(in_two_levels(step, NODE) if self.levels > 1 else step, model, kept, sent)
         return StepCase.of(step, model, plans, degree, seed, experts, slices, shares)
 
     def _shares(self, number: int) -> tuple[float, ...]:
@@ -173,10 +181,12 @@ class StepCombination:
         return reverse(builder.build(), mode)
 
 
-def with_hosts(step: Step, model: Model, kept: str, sent: Sequence[Flags] = ()) -> Step:
-    """Returns a step with what layers keep where it is. kept: of KEPT. On hosts it is of a layer or two of each stage,
-    of every micro-batch other ones, with NODE GPUs a node. sent: of each micro-batch the parts of t of which it is."""
-    model = replace(model, offload=KEPT[kept][1])
+def with_hosts(step: Step, model: Model, kept: tuple[str, str], sent: Sequence[Flags] = ()) -> Step:
+    """Returns a step with what layers keep, and what rests between steps, where it is. kept: of KEPT and of HOSTS. What
+    they keep is on hosts of a layer or two of each stage, of every micro-batch other ones, with NODE GPUs a node. sent:
+    of each micro-batch the parts of t of which it is."""
+    offload, resting = KEPT[kept[0]][1], HOSTS[kept[1]]
+    model = replace(model, offload=AND_STATE[offload] if resting else offload, **resting)
     count = len(sent) or len(step.layouts)
     return with_host_memory(step, model, NODE, [2 - number % 2 for number in range(count)], sent)
 

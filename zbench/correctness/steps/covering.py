@@ -26,8 +26,8 @@ def covering(every: Sequence[T], seed: int, choices: Mapping[str, tuple[Any, ...
     else:
         first, others = _numbers(every, choices), np.zeros((0, 1), np.int8)
     rows, columns = first.shape[1], others.shape[1]
-    place = np.empty(len(every), np.int32)  # of each in the order that ties are broken by
-    place[np.random.default_rng(seed).permutation(len(every))] = np.arange(len(every), dtype=np.int32)
+    # Of each, its place in the order that ties are broken by: there are tens of millions, so four bytes each.
+    place = np.random.default_rng(seed).permutation(np.arange(len(every), dtype=np.int32))
     sizes = [len(of) for of in choices.values()]
     missing = {(a, b): np.ones((sizes[a], sizes[b]), bool) for a, b in combinations(range(len(sizes)), 2)}
     gain = np.full((rows, columns), len(missing), np.int16)  # pairs of each that are still missing

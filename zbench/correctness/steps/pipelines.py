@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from zbench.correctness.steps.cases import StepCase
-from zbench.correctness.steps.choices import KEPT, LENGTHS, MASKS, MODEL
+from zbench.correctness.steps.choices import CUT_FOR_HOSTS, KEPT, LENGTHS, MASKS, MODEL
 from zbench.correctness.steps.combination import with_hosts
 from zbench.describe.arrays import Ints
 from zbench.passes.reverse import reverse
@@ -38,6 +38,7 @@ PIPELINE_CHOICES: Mapping[str, tuple[Any, ...]] = {  # by the names of PipelineC
     "recompute": tuple(KEPT),
     "micro_batches": (1, 2, 3),
     "lengths": tuple(LENGTHS),
+    "hosts": ("nothing", "state"),
 }
 
 
@@ -54,6 +55,7 @@ class PipelineCombination:
     recompute: str
     micro_batches: int
     lengths: str
+    hosts: str = "nothing"
 
     @property
     def num_gpus(self) -> int:
@@ -63,21 +65,24 @@ class PipelineCombination:
     def __str__(self) -> str:
         pipelines = " + ".join(f"tp{tp} pp{pp}" for tp, pp in self.shapes)
         tied = " tied" if self.head == "tied" else ""
+        tied += f" {self.hosts} on hosts" if self.hosts != "nothing" else ""
         return (
             f"pipelines {pipelines}{tied} zero {self.zero}, recompute {self.recompute}, "
             f"{self.micro_batches} x {self.lengths}"
         )
 
     def can_be(self, ranks: int) -> bool:
-        """Returns whether it can be on so many GPUs: no more than these, tied embeddings in pipelines of one stage."""
-        return self.num_gpus <= ranks and (self.head == "own" or all(pp == 1 for _, pp in self.shapes))
+        """Returns whether it can be on so many GPUs: no more than these, tied embeddings in pipelines of one stage, and
+        on hosts what one GPU updates."""
+        is_cut = self.zero in CUT_FOR_HOSTS[self.hosts]
+        return self.num_gpus <= ranks and is_cut and (self.head == "own" or all(pp == 1 for _, pp in self.shapes))
 
     def case(self, seed: int) -> StepCase:
         """Returns the step to execute, with words drawn by a seed."""
         plans = [self._plan(number) for number in range(self.micro_batches)]
         model = replace(MODEL, tied_embeddings=self.head == "tied", mask=MASKS[self.lengths])
         step = whole_step(model, plans, zero=self.zero, recompute=KEPT[self.recompute][0])
-        step = with_hosts(step, model, self.recompute)
+        step = with_hosts(step, model, (self.recompute, self.hosts))
         return StepCase.of(step, model, plans, 1, seed)
 
     def _lengths(self, number: int) -> Ints:

@@ -22,6 +22,7 @@ from zbench.cost.memory.shares import shares_of_ranks
 from zbench.cost.stage import Stage
 from zbench.describe.arrays import Floats
 from zbench.describe.checks import FEWEST
+from zbench.describe.degrees import WORLD, degrees_of
 from zbench.plans.plan import Ints, Plan
 
 MANY = 1 << 20  # tokens beside which a start is nothing
@@ -50,13 +51,15 @@ class HostCopies:
     """Copies between a rank and its host memory, of the layers of a stage, seconds of its link in one direction.
 
     kinds: of every kind of layers its share of the stage's, and the seconds for what it keeps of a token; some may have
-    nothing there. byte: of a byte. brought: of a layer's parameters that rest there, forward and backward; updated: of
-    those that come back updated, beside activations that a backward brings.
+    nothing there. byte: of a byte. brought: of a layer's parameters that rest there, in a forward; again: in a
+    backward, none where parts of them stay on GPUs for it; updated: of those that come back updated, beside activations
+    that a backward brings.
     """
 
     kinds: tuple[tuple[float, float], ...]
     byte: float
     brought: float
+    again: float
     updated: float
 
     @staticmethod
@@ -76,15 +79,15 @@ class HostCopies:
         if not isinstance(model.offload_tokens, str):
             kept, kept_again = kept * model.offload_tokens, kept_again * model.offload_tokens
         kinds = (min(some, again), kept_again), (max(some - again, 0), kept), (layers - some, 0.0)
-        resting, updated = (
-            count / model.num_layers for count in (model.parameters_on_hosts, model.layers_updated_on_hosts)
-        )
-        share = model.layer_params / cost.cluster.num_ranks * byte
+        resting = model.params_of_first(model.parameters_on_hosts)
+        updated = model.params_of_last(model.layers_updated_on_hosts)
+        share = model.element_bytes / model.num_layers / cost.cluster.num_ranks * byte
         return HostCopies(
             tuple((count / layers, size * byte) for count, size in kinds if count),
             byte,
-            resting * share * model.element_bytes,
-            updated * share * model.element_bytes,
+            resting * share,
+            resting * share * (degrees_of(model.sharding).secondary == WORLD),
+            updated * share,
         )
 
     def of_tokens(self, tokens: Ints | Floats, backward: bool, received: Ints | Floats | float = 0.0) -> LayerCopies:
@@ -94,7 +97,7 @@ class HostCopies:
         found = []
         for share, token in self.kinds:
             activations = token * np.asarray(tokens, np.float64) + (kept if token else 0.0)
-            come = activations + self.brought + self.updated if backward else np.maximum(activations, self.brought)
+            come = activations + self.again + self.updated if backward else np.maximum(activations, self.brought)
             found.append((share, np.asarray(come, np.float64)))
         return LayerCopies(tuple(found))
 

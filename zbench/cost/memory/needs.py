@@ -35,7 +35,9 @@ def moments_of_stages(cost: Cost) -> list[StageMoments]:
     """Returns the moments of every stage; of those that are all alike, of one with the most state."""
     model = cost.model.with_stages(cost.pp)
     every = zip(model.layers_of_stages, model.recomputed_of_stages, strict=True)
-    if model.stages_differ or (model.dense_layers and cost.pp > 1):  # dense layers are the first stages'
+    hosted = model.parameters_on_hosts, model.layers_updated_on_hosts
+    some = any(0 < count < model.num_layers for count in hosted)  # first ones, and last ones, of the model
+    if model.stages_differ or (cost.pp > 1 and (model.dense_layers or some)):  # dense ones are the first, too
         return [_of_stage(cost, stage, *layers) for stage, layers in enumerate(every)]
     layers, recomputed = next(every)
     return [_moments(cost, (1, cost.pp), StageLayers(layers, model.dense_layers, recomputed), state_bytes(cost))]
@@ -51,8 +53,7 @@ def _of_stage(cost: Cost, stage: int, layers: int, recomputed: int) -> StageMome
     """Returns the moments of a stage with so many layers, of which so many are recomputed."""
     model = cost.model.with_stages(cost.pp)
     dense = min(max(model.dense_layers - sum(model.layers_of_stages[:stage]), 0), layers)
-    params = (layers - dense) * model.layer_params + dense * model.dense_layer_params
-    state = bytes_of_stage(cost, params, layers - dense, stage == 0, stage == cost.pp - 1)
+    state = bytes_of_stage(cost, stage, layers, dense)
     return _moments(cost, (1, cost.pp), StageLayers(layers, dense, recomputed), state)
 
 

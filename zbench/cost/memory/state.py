@@ -19,6 +19,16 @@ class ParameterCount(NamedTuple):
     of_experts: int
 
 
+class HostedLayers(NamedTuple):
+    """What of a stage's layers is in host memory, and so on no GPU: numbers of layers, and of their parameters."""
+
+    layers: int
+    params: ParameterCount
+
+
+_NOTHING = HostedLayers(0, ParameterCount(0, 0))
+
+
 class WholeBytes(NamedTuple):
     """Bytes of parameters and gradients that are whole for a moment beside a rank's own part of them.
 
@@ -109,13 +119,12 @@ def state_bytes(cost: Cost) -> int:
     """Returns the bytes of parameters, gradients and optimizer state on a rank of a job, all the time; of one of its
     stages where these are alike, the fullest."""
     if cost.pp > 1:
-        ends = ((True, False), (False, True)) if has_parts_in_parts(cost) else ((False, True),)
-        return max(bytes_of_stage(cost, cost.layers * cost.model.layer_params, cost.layers, *one) for one in ends)
+        ends = (0, cost.pp - 1) if has_parts_in_parts(cost) else (cost.pp - 1,)
+        return max(bytes_of_stage(cost, stage, cost.layers) for stage in ends)
     model, degrees = cost.model, degrees_of(cost.model.sharding)
     size = ParameterCount(model.total_params, (model.num_layers - model.dense_layers) * model.expert_params)
     of = degrees.secondary, degrees.gradients, degrees.optimizer
-    on_hosts = model.layers_updated_on_hosts, model.params_updated_on_hosts
-    found = _state_bytes(cost, size, model.num_layers, of, on_hosts)
+    found = _state_bytes(cost, size, model.num_layers, of, _updated(model), _resting(cost, 0, model.num_layers))
     if 0 < model.layers_updated_on_hosts < model.num_layers and not model.tied_embeddings:
         # Table and head are cut as one: where the head's state is on hosts, ranks with the table alone have most.
         ranks, table = cost.cluster.num_ranks, model.table_params
@@ -123,28 +132,32 @@ def state_bytes(cost: Cost) -> int:
     return found
 
 
-def bytes_of_stage(cost: Cost, params: int, layers_of_experts: int, is_first: bool, is_last: bool) -> int:
-    """Returns the bytes of a job's stage, with so many parameters of layers, on the rank of it that has most: what is
-    cut of the table and the head is cut as one, though each is on another stage, so some of a stage's ranks have more;
-    but those of tied embeddings, each of which is cut by itself.
-    layers_of_experts: those of its layers that have experts, where a model has."""
-    model, ranks = cost.model, cost.cluster.num_ranks
-    layers = max(model.with_stages(cost.pp).layers_of_stages)
+def bytes_of_stage(cost: Cost, stage: int, layers: int, dense: int = 0) -> int:
+    """Returns the bytes of a job's stage if it has so many layers, on the rank of it that has most: what is cut of the
+    table and the head is cut as one, though each is on another stage, so some of a stage's ranks have more; but those
+    of tied embeddings, each of which is cut by itself. dense: how many of its layers are dense where others have
+    experts; they are the first ones."""
+    model, ranks = cost.model.with_stages(cost.pp), cost.cluster.num_ranks
+    is_first, is_last = stage == 0, stage == cost.pp - 1
+    params = (layers - dense) * model.layer_params + dense * model.dense_layer_params
     outer = is_first * model.table_params + is_last * (model.head_params + model.hidden)
-    size = ParameterCount(params + outer, layers_of_experts * model.expert_params)
-    degrees = degrees_of(model.sharding)
+    size = ParameterCount(params + outer, (layers - dense) * model.expert_params)
+    degrees, most = degrees_of(model.sharding), max(model.layers_of_stages)
     of = degrees.secondary, degrees.gradients, degrees.optimizer
     if degrees.optimizer == 1:
-        return _state_bytes(cost, size, layers, of)
-    # Which layers a stage has is not known here: the first ones have no state on hosts where others do.
-    every = model.layers_updated_on_hosts == model.num_layers
-    found = _state_bytes(cost, size, layers, of, (layers, size.all) if every else (0, 0))
-    each = adam_bytes(model)
+        return _state_bytes(cost, size, most, of)
+    first = sum(model.layers_of_stages[:stage])
+    resting = _resting(cost, first, layers)
+    every, some = model.layers_updated_on_hosts == model.num_layers, model.layers_updated_on_hosts > 0
+    outer_updated = every or (some and is_last and not model.tied_embeddings)  # tied tables are where all layers' is
+    updated = HostedLayers(most, size) if every else _last_ones(model, first, layers, outer * outer_updated)
+    found = _state_bytes(cost, size, most, of, updated, resting)
+    each = float(0 if outer_updated else ADAM_BYTES)
     each += model.element_bytes * (degrees.secondary != 1) + GRADIENT_BYTES * (degrees.gradients != 1)
     if has_parts_in_parts(cost):
         parts = NestedParts.of(cost)
-        most = parts.outer_state(is_first, is_last, adam_bytes(model))
-        return found + int(most - parts.even_state(outer - is_last * model.hidden, adam_bytes(model)))
+        outer_state = parts.outer_state(is_first, is_last, adam_bytes(model))
+        return found + int(outer_state - parts.even_state(outer - is_last * model.hidden, adam_bytes(model)))
     cut_as_one = model.table_params + (0 if model.tied_embeddings else model.head_params)
     more = min(outer, cut_as_one / ranks) - outer / ranks
     return found + int(max(more, 0) * each)
@@ -171,37 +184,68 @@ def adam_bytes(model: Model) -> int:
     return 0 if model.layers_updated_on_hosts == model.num_layers else ADAM_BYTES
 
 
+def _updated(model: Model) -> HostedLayers:
+    """Returns the layers whose optimizer state is in host memory, the last ones, and all parameters whose is."""
+    layers = model.layers_updated_on_hosts
+    experts = min(layers, model.num_layers - model.dense_layers) * model.expert_params
+    return HostedLayers(layers, ParameterCount(model.params_updated_on_hosts, experts))
+
+
+def _last_ones(model: Model, first: int, layers: int, outer: int) -> HostedLayers:
+    """Returns the layers of a stage, from the first one on so many, whose optimizer state is in host memory as some of
+    the model's last ones' is. outer: parameters of no layer whose is, too."""
+    begin = max(first, model.num_layers - model.layers_updated_on_hosts)
+    count = max(first + layers - begin, 0)
+    dense = min(max(model.dense_layers - begin, 0), count)
+    others = count - dense
+    params = others * model.layer_params + dense * model.dense_layer_params + outer
+    return HostedLayers(count, ParameterCount(params, others * model.expert_params))
+
+
+def _resting(cost: Cost, first: int, layers: int) -> HostedLayers:
+    """Returns the layers of a stage whose parameters are in host memory alone when it has most: of those that rest
+    there, the model's first ones, all but the one at work and those ahead. Where some are dense these are of the kind
+    that has more parameters, as they may be. first: the stage's first layer; layers: how many it has."""
+    model = cost.model
+    count = min(max(model.parameters_on_hosts - first, 0), layers)
+    if degrees_of(model.sharding).secondary != WORLD:
+        count = 0  # parts that stay for a backward are all that is counted of parameters, and are on GPUs
+    dense = min(max(model.dense_layers - first, 0), count)
+    others, here = count - dense, min(1 + cost.layers_ahead, count)
+    if model.dense_layer_params > model.layer_params:
+        others -= max(here - dense, 0)
+        dense -= min(here, dense)
+    else:
+        dense -= max(here - others, 0)
+        others -= min(here, others)
+    params = others * model.layer_params + dense * model.dense_layer_params
+    return HostedLayers(others + dense, ParameterCount(params, others * model.expert_params))
+
+
 def _state_bytes(
     cost: Cost,
     params: ParameterCount,
     layers: int,
     degrees: tuple[int, int, int],
-    updated_on_hosts: tuple[int, int] = (0, 0),
+    updated: HostedLayers = _NOTHING,
+    resting: HostedLayers = _NOTHING,
 ) -> int:
     """Returns the bytes of so many parameters, each cut over so many of a stage's ranks, of their gradients and of
     their state.
 
     Norms' gains and routers are not cut: every GPU has them, and one their state. Experts lie over GPUs of their own:
     each has its part of them, and what ZeRO cuts it cuts over the GPUs that have the same part. What rests in host
-    memory is not there: optimizer state of so many layers and parameters (updated_on_hosts); parameters of the first
-    layers but for those that are at work, or ahead.
+    memory is not there: parameters (resting), and optimizer state (updated).
     """
     model, found = cost.model, float(cost.model.lse_bytes)  # a loss
-    brought = max(model.parameters_on_hosts - 1 - cost.layers_ahead, 0)
-    on_hosts = (
-        (brought, brought * model.layer_params),
-        (0, 0),
-        updated_on_hosts,
-    )
-    for size, degree, (away, gone) in zip(
-        (model.element_bytes, GRADIENT_BYTES, ADAM_BYTES), degrees, on_hosts, strict=True
-    ):
+    on_hosts, sizes = (resting, _NOTHING, updated), (model.element_bytes, GRADIENT_BYTES, ADAM_BYTES)
+    for size, degree, (away, gone) in zip(sizes, degrees, on_hosts, strict=True):
         ranks = cost.cluster.num_ranks if degree == WORLD else degree
         gpus = cost.expert_gpus if degree == 1 else max(ranks * cost.tp, cost.expert_gpus)
-        if gone and gone == params.all:
+        if gone.all and gone.all == params.all:
             continue
-        share, experts = 1 / ranks, max(params.of_experts - away * model.expert_params, 0)
-        of_rest = share * (params.all - gone - experts) + (cost.tp - share) * _gains(model, layers - away)
+        share, experts = 1 / ranks, params.of_experts - gone.of_experts
+        of_rest = share * (params.all - gone.all - experts) + (cost.tp - share) * _gains(model, layers - away)
         found += size * (of_rest + experts * cost.tp / gpus)
     return int(found)
 

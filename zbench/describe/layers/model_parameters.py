@@ -83,7 +83,7 @@ class ModelParameters(LayersOnHosts, LayerParameters):
         its own and some layers' are; of the tables where all layers' are."""
         layers = self.layers_updated_on_hosts
         of_head = self.hidden + (0 if self.tied_embeddings else self.head_params)
-        of_layers = self._params_of_last(layers)
+        of_layers = self.params_of_last(layers)
         if layers == self.num_layers:
             return of_layers + of_head + self.table_params * (2 if self.has_two_tables else 1)
         return of_layers + of_head if layers and not self.tied_embeddings else of_layers
@@ -92,9 +92,14 @@ class ModelParameters(LayersOnHosts, LayerParameters):
     def params_held_by_hosts(self) -> int:
         """The parameters that are in host memory themselves: where their state is, and where they rest."""
         resting = min(self.parameters_on_hosts, self.num_layers - self.layers_updated_on_hosts)
-        return self.params_updated_on_hosts + resting * self.layer_params
+        return self.params_updated_on_hosts + self.params_of_first(resting)
 
-    def _params_of_last(self, layers: int) -> int:
+    def params_of_first(self, layers: int) -> int:
+        """Returns the parameters of so many layers, the first ones, of which some may be dense."""
+        dense = min(layers, self.dense_layers)
+        return dense * self.dense_layer_params + (layers - dense) * self.layer_params
+
+    def params_of_last(self, layers: int) -> int:
         """Returns the parameters of so many layers, the last ones, of which the first may be dense."""
         others = min(layers, self.num_layers - self.dense_layers)
         dense = (layers - others) * self.dense_layer_params if layers > others else 0

@@ -82,9 +82,6 @@ class ProvenSteps:
                 f"recompute.layers is {bracketed(model.recompute_layers)}; the first layers of {model.name} are dense "
                 f"and others have experts, of which all are recomputed or none: it takes {ALL_LAYERS}"
             )
-        if model.parameters_rest_on_hosts:
-            told = f"memory.parameter_layers is {model.parameter_layers}"
-            model.check_alike(f"{told}, and parameters that rest on hosts are of layers of one kind")
         updated = model.layers_updated_on_hosts
         for key, most, whose, others in (
             ("optimizer_layers", model.num_layers, "", (ALL_LAYERS, CHOSEN)),
@@ -172,7 +169,12 @@ class ProvenSteps:
         for usual, given, has, key in (
             (WHOLE.method, overlap.exchanges.method, "each with a tensor-parallel degree of its own", "overlap.method"),
             (FLAT, overlap.collectives, "whose parameters stay for the step", "sharding.collectives"),
-            (NOWHERE, model.parameter_layers, "whose stages have some layers each", "memory.parameter_layers"),
+            (
+                NOWHERE,
+                model.parameter_layers,
+                "whose parameters are gathered once and stay for the step",
+                "memory.parameter_layers",
+            ),
             (ALL_LAYERS, model.recompute_layers, "each with stages of its own", "recompute.layers"),
             (ALL_LAYERS, model.offload_tokens, "each with micro-batches of its own", "memory.offload_tokens"),
         ):

@@ -17,6 +17,7 @@ from math import inf
 from zbench.cost.collective import GRADIENT_BYTES
 from zbench.cost.cost import OPTIMIZER_BYTES, Cost
 from zbench.describe.batch import Batch
+from zbench.describe.degrees import WORLD, degrees_of
 from zbench.describe.layers.on_hosts import ACROSS_STEPS, AS_GRADIENTS_COME
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS
 from zbench.simulator.steps.least.work import step_work
@@ -26,9 +27,10 @@ from zbench.step.passes.memory.at_hosts import HostLayers
 @dataclass(frozen=True, slots=True)
 class LayerSeconds:
     """Seconds of a layer of a batch that is even on all GPUs. forward, backward: of what it computes; again: of what is
-    made again. brought: its parameters come from a host, or go back; sent: its gradients go there. on_hosts, on_gpus:
-    it is updated. head, table: CPUs update these. Of a step that updates `when` (zbench.describe.layers.on_hosts), as
-    if each layer had all GPUs and nodes; stages: the layers of each, which has an even part of them."""
+    made again. brought: its parameters come from a host, or go back, and for a backward once more (again_brought),
+    where no parts of them stay on GPUs for it; sent: its gradients go there. on_hosts, on_gpus: it is updated. head,
+    table: CPUs update these. Of a step that updates `when` (zbench.describe.layers.on_hosts), as if each layer had all
+    GPUs and nodes; stages: the layers of each, which has an even part of them."""
 
     stages: tuple[int, ...]
     forward: float
@@ -41,6 +43,7 @@ class LayerSeconds:
     head: float
     table: float
     when: str = AS_GRADIENTS_COME
+    again_brought: bool = True
 
     @staticmethod
     def of(cost: Cost, batch: Batch) -> "LayerSeconds":
@@ -66,6 +69,7 @@ class LayerSeconds:
             (0 if model.tied_embeddings else model.head_params) * cpus,
             model.table_params * cpus,
             model.host_updates,
+            degrees_of(model.sharding).secondary == WORLD,
         )
 
     def of_stage(self, micro_batches: int) -> "LayerSeconds":
@@ -117,7 +121,8 @@ class LayerSeconds:
         """Returns the seconds of a micro-batch on a stage, forward and backward."""
         rest = [self.brought * resting.of_layer(layer).parameters for layer in layers]
         back = (self.backward + self.again * (at < recomputed) for at in range(len(layers)))
-        return sum(max(self.forward, one) for one in rest), sum(map(max, back, rest))
+        again = [one * self.again_brought for one in rest]
+        return sum(max(self.forward, one) for one in rest), sum(map(max, back, again))
 
     def _backward(
         self, layers: tuple[int, int], resting: HostLayers, recomputed: int, begun: tuple[float, float, float]
@@ -131,7 +136,8 @@ class LayerSeconds:
         late_ones = late and (head > 0 or any(kind.state for kind in kinds))
         link, waiting = ends, 0.0
         for at, kind in reversed(list(enumerate(kinds))):
-            ends += max(self.backward + self.again * (at < recomputed), self.brought * kind.parameters)
+            brought = self.brought * (kind.parameters and self.again_brought)
+            ends += max(self.backward + self.again * (at < recomputed), brought)
             link = max(link, ends) + self.sent if kind.state else link
             if kind.state and not kind.gradients:
                 waiting += self.on_hosts

@@ -36,13 +36,15 @@ class _Room:
         if self.layers == of.model.num_layers:
             counts |= dict.fromkeys(of.outside, 1)
         model, found = of.model, 0.0
-        updated, resting = model.layers_updated_on_hosts, model.parameters_on_hosts
+        updated, leading = model.layers_updated_on_hosts, self._of_kinds[LEADING]
+        resting = min(model.parameters_on_hosts, self.layers)  # of a stage, the most that may be
+        rest_of = {LEADING: min(resting, leading), FOLLOWING: max(resting - leading, 0)}
         every = updated == model.num_layers  # else a stage's layers, or a kind's, may be those whose state is here
         updated = updated if self.layers == model.num_layers and not model.dense_layers else 0
         for name, count in counts.items():
             inside = name in of.of_layers
             moments = 0 if every else count - updated if inside else count
-            here = count - resting if inside else count
+            here = count - rest_of.get(of.kinds[name], resting) if inside else count
             found += elements[name] * model.element_bytes * here / of.every(name, degree)
             found += elements[name] * MOMENT_BYTES * moments / of.every(name, optimizer)
         return found
