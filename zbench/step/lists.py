@@ -2,11 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.describe.checks import is_whole
+from zbench.plans.columns import Lists
 
 PLACE, LANE = "place", "lane"  # lists of places and of NICs of a node are of these
 MOST_LANES = 2**15
@@ -93,6 +96,24 @@ class ListTable:
         self.owners.append(index)
         self.numbers[key] = len(self.rows) - 1
         return len(self.rows) - 1
+
+    def all_of(self, index: str, rows: Lists) -> Ints:
+        """Returns the numbers of several lists of parts of an index, each in ascending order, int64 [len(rows)].
+
+        Raises:
+            ValueError: as `number`.
+        """
+        whole, ends = rows.items.tobytes(), (8 * rows.offsets).tolist()
+        found, known = np.empty(len(rows), np.int64), self.numbers
+        for at, (begin, end) in enumerate(pairwise(ends)):
+            number = known.get((index, whole[begin:end]))
+            found[at] = self._number(index, rows[at].copy()) if number is None else number
+        return found
+
+    @cached_property
+    def places(self) -> Ints:
+        """The number of the list of each place alone, int64 [places]."""
+        return self.all_of(PLACE, Lists.singletons(self.sizes[PLACE]))
 
     def whole(self, index: str) -> int:
         """Returns the number of the list of all parts of an index."""

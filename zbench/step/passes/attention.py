@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from zbench.describe.arrays import Ints
+from zbench.describe.arrays import Flags, Ints
 from zbench.describe.model import DKV, DO, DQ, KV, TENSOR_NAMES, O, Q
+from zbench.plans.columns import Lists
 from zbench.plans.plan import ATTEND, Ops
 from zbench.step.layout import StepLayout
-from zbench.step.lists import LANE, PLACE, ListTable
+from zbench.step.lists import LANE, ListTable
 from zbench.step.operations import COMPUTE, DROP, MOVE, QUEUES, SEND
 from zbench.step.passes.parts import PlanParts
+from zbench.step.template import entry_table
 
 _COMPUTE, _SENDS = QUEUES.index("compute"), QUEUES.index("attention")
 _KINDS = {Q: SEND, KV: SEND, DO: SEND, O: MOVE, DQ: MOVE, DKV: MOVE}
@@ -37,51 +39,57 @@ def attention_rows(
     return rows[np.argsort(rows[:, -1], kind="stable"), :-1]
 
 
-def own_rows(parts: PlanParts, name: str, lists: ListTable) -> list[tuple[int, int, int]]:
-    """Lists what GPUs keep of the q or kv of their group's own tokens, until the backward: (GPU, list of parts of t,
-    list of parts of h or g). It is what the backward list reads there; heads that were sent away are not."""
+def own_rows(parts: PlanParts, name: str, lists: ListTable) -> tuple[Ints, Ints, Ints]:
+    """Returns what GPUs keep of the q or kv of their group's own tokens, until the backward: GPUs, lists of parts of t,
+    lists of parts of h or g, int64 [entries] each. It is what the backward list reads there; heads that were sent away
+    are not."""
     index, read = ("h", parts.read_at_home[0]) if name == "q" else ("g", parts.read_at_home[1])
-    ways, way = np.unique(read, axis=0, return_inverse=True)
-    way, found = way.reshape(-1), list[tuple[int, int, int]]()
-    heads = [np.flatnonzero(one) for one in ways]
-    cuts = [[lists.number(index, parts.of_slice(index, at)[one]) for at in range(parts.degree)] for one in heads]
-    for rank in range(parts.plan.num_ranks):
-        tokens = parts.together[rank]
-        for one in [one for one in dict.fromkeys(way[tokens].tolist()) if len(heads[one])]:
-            mine = lists.number("t", tokens[way[tokens] == one])
-            found += [(rank * parts.degree + share, mine, cut) for share, cut in enumerate(cuts[one])]
-    return found
+    heads, way = _ways(read)
+    cuts = np.array(
+        [[lists.number(index, parts.of_slice(index, at)[one]) for at in range(parts.degree)] for one in heads], np.int64
+    )
+    # Tokens of a group that are read alike stand together, those of the first one first.
+    tokens, group = parts.together.items, np.repeat(np.arange(parts.plan.num_ranks), parts.together.lengths)
+    kind = group * len(heads) + way[tokens]
+    kinds, first, which = np.unique(kind, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.argsort(order)[which]  # of its kind, for each token
+    rows = Lists(np.cumsum([0, *np.bincount(place, minlength=len(kinds))]), tokens[np.argsort(place, kind="stable")])
+    ranks, ways = np.divmod(kinds[order], len(heads))
+    there = np.flatnonzero(np.array(list(map(len, heads)))[ways])
+    mine = lists.all_of("t", rows)[there]
+    gpus = (ranks[there, None] * parts.degree + np.arange(parts.degree)).reshape(-1)
+    return gpus, np.repeat(mine, parts.degree), cuts[ways[there]].reshape(-1)
 
 
-def kept_copy_rows(
-    parts: PlanParts, saved: Sequence[str], lists: ListTable, numbers: Mapping[str, int]
-) -> list[list[int]]:
+def _ways(read: Flags) -> tuple[list[Ints], Ints]:
+    """Returns the different rows of a table as the columns that each marks, and which of them each row is."""
+    if read.all():
+        return [np.arange(read.shape[1])], np.zeros(len(read), np.int64)
+    packed = np.ascontiguousarray(np.packbits(read, axis=1))
+    _, first, way = np.unique(packed.view(f"V{packed.shape[1]}"), return_index=True, return_inverse=True)
+    return [np.flatnonzero(read[one]) for one in first.tolist()], way.reshape(-1)
+
+
+def kept_copy_rows(parts: PlanParts, saved: Sequence[str], lists: ListTable, numbers: Mapping[str, int]) -> Ints:
     """Returns the entries of the copies of q and kv that a plan keeps where its forward brought them, until the
-    backward, of those that are `saved`. numbers: of tensors, by their names."""
-    found, tokens, cuts = list[list[int]](), dict[int, int](), dict[tuple[str, int, int], list[int]]()
-    places = dict[int, int]()  # most copies are of few lists
-    for name, rank, blocks, heads in _kept_copies(parts):
-        if name not in saved:
-            continue
-        if blocks not in tokens:
-            tokens[blocks] = lists.number("t", parts.of_lists[blocks])
-        if (name, *heads) not in cuts:
-            cuts[name, *heads] = _cuts(parts, "h" if name == "q" else "g", heads, lists)
-        for gpu, cut in enumerate(cuts[name, *heads], start=rank * parts.degree):
-            if gpu not in places:
-                places[gpu] = lists.number(PLACE, [gpu])
-            found.append([numbers[name], 0, places[gpu], tokens[blocks], cut, 0, 0, 0])
-    return found
-
-
-def _kept_copies(parts: PlanParts) -> list[tuple[str, int, int, tuple[int, int]]]:
-    """Lists the copies of q and kv that stay where the forward brought them, until the backward: (tensor, rank, list of
-    blocks, heads)."""
-    ops = parts.plan.forward
+    backward, of those that are `saved`, int64 [entries, columns of Items]. numbers: of tensors, by their names."""
+    ops, degree, most = parts.plan.forward, parts.degree, parts.plan.num_heads + 1
+    named = np.array([name in saved for name in TENSOR_NAMES], np.bool_)
     kept = np.flatnonzero(ops.keep)
-    tensors, ranks, blocks = (column[kept].tolist() for column in (ops.tensor, ops.dst, ops.blocks))
-    heads = zip(ops.head_lo[kept].tolist(), ops.head_hi[kept].tolist(), strict=True)
-    return list(zip([TENSOR_NAMES[one] for one in tensors], ranks, blocks, heads, strict=True))
+    kept = kept[named[ops.tensor[kept]]]
+    heads = (ops.tensor[kept] * most + ops.head_lo[kept]).astype(np.int64) * most + ops.head_hi[kept]
+    ranges, which = np.unique(heads, return_inverse=True)
+    cuts = np.zeros((len(ranges), degree), np.int64)
+    for at, (tensor, low, high) in enumerate(zip(ranges // most**2, ranges // most % most, ranges % most, strict=True)):
+        cuts[at] = _cuts(parts, "h" if tensor == Q else "g", (low, high), lists)
+    used, blocks = np.unique(ops.blocks[kept], return_inverse=True)
+    tokens = np.array([lists.number("t", parts.of_lists[one]) for one in used.tolist()], np.int64)[blocks]
+    gpus = (ops.dst[kept].astype(np.int64)[:, None] * degree + np.arange(degree)).reshape(-1)
+    tensors = np.array([numbers.get(name, -1) for name in TENSOR_NAMES], np.int64)[ops.tensor[kept]]
+    table = entry_table(0, lists.places[gpus], (np.repeat(tokens, degree), cuts[which].reshape(-1)), 0)
+    table[:, 0] = np.repeat(tensors, degree)
+    return table
 
 
 def _cuts(parts: PlanParts, index: str, heads: tuple[int, int], lists: ListTable) -> list[int]:

@@ -24,10 +24,10 @@ from zbench.step.passes.recompute import BEFORE
 from zbench.step.passes.sections import DENSE_BACKWARD, DENSE_FORWARD, KEPT, Sections
 from zbench.step.passes.tensor_parallel import LinearModules
 from zbench.step.passes.tensors import tensors_of
-from zbench.step.template import AT_HOME, COMPLETE, Items, Template
+from zbench.step.template import AT_HOME, COMPLETE, ITEM_COLUMNS, Items, Template, entry_table
 from zbench.step.tensor import LEADING
 
-Tables = list[Ints | Rows]
+Tables = Sequence[Ints | Rows]  # of operations or of entries, columns as of either
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class BatchTemplates:
     experts: ExpertModules
     staged: bool = False
     computed: dict[tuple[str, str], list[Ints]] = field(default_factory=dict, repr=False, compare=False)
-    _entries: dict[str, Rows] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _entries: dict[str, Ints] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @staticmethod
     def of(
@@ -102,7 +102,7 @@ class BatchTemplates:
         gathers, had, has = self._gathered.outside_layers(self.parameters.of.of_head, self._head_there)
         ops: Tables = [gathers, *self._computed("head"), self._loss_summed]
         before, after = self._losses(loss)
-        head = self.template("head", ops, had + self.tokens("x") + before, has + after, "head")
+        head = self.template("head", ops, [had, self.tokens("x"), before], [has, after], "head")
         return [self._embedding(), self._forward(), head], loss + len(self.parts.home)
 
     def kept_templates(self, begun: Mapping[str, Ints]) -> list[Template]:
@@ -119,12 +119,12 @@ class BatchTemplates:
         gradients |= {name: own[name] for name, kind in kinds.items() if kind == LEADING}
         return found
 
-    def template(self, name: str, ops: Tables, needs: Rows, leaves: Rows, section: str = "") -> Template:
+    def template(self, name: str, ops: Tables, needs: Tables, leaves: Tables, section: str = "") -> Template:
         """Returns a template of this micro-batch. section: whose formulas it computes, "" if it computes none."""
         numbers = tuple(self.formulas.numbers[section]) if section else ()
         name = f"{name}.{self.number}" if self.count > 1 else name
-        tables = [np.array(table, np.int64) for table in ops if len(table)]
-        return Template(name, self.number, Operations.of_tables(tables), numbers, Items.of(needs), Items.of(leaves))
+        rows, *sides = ([np.asarray(table, np.int64) for table in each if len(table)] for each in (ops, needs, leaves))
+        return Template(name, self.number, Operations.of_tables(rows), numbers, *map(Items.of_tables, sides))
 
     def _computed(self, section: str, again: str = "") -> list[Ints]:
         """Returns the operations of a section's formulas, after the exchanges of what they read. again: "~" where a
@@ -190,8 +190,9 @@ class BatchTemplates:
         ahead = self._gathered.ahead(range(rows.of.forward_window), True)
         gathers, before, after = self._gathered.outside_layers(TABLE)
         ops: Tables = [gathers, *(self._gathered.layer_gathers(layer) for layer in ahead)]
-        needs = before + self._gathered.entries((), ahead, self._gathered.held.of_layers_before)
-        leaves = after + self._gathered.entries(ahead, (), back=self._gathered.held.finds_copies) + self.tokens("x")
+        needs = [before, self._gathered.entries((), ahead, self._gathered.held.of_layers_before)]
+        found = self._gathered.entries(ahead, (), back=self._gathered.held.finds_copies)
+        leaves: Tables = [after, found, self.tokens("x")]
         return self.template("embedding", [*ops, *self._computed("embedding")], needs, leaves, "embedding")
 
     def fetch(self, name: str, forward: bool) -> Template:
@@ -204,44 +205,44 @@ class BatchTemplates:
             self._gathered.layer_gathers(layer) if forward else self._gathered.gathers_again(layer) for layer in ahead
         ]
         found = self._gathered.entries(ahead, (), back=not forward or self._gathered.held.finds_copies)
-        return self.template(name, ops, self._gathered.entries((), ahead, degree), found)
+        return self.template(name, ops, [self._gathered.entries((), ahead, degree)], [found])
 
     def _forward(self, section: str = "backward") -> Template:
         """Returns the template of a layer's forward. section: of its backward, for which it keeps something."""
         rows = self.parameters
         gathers = self._gathered.layer_gathers(rows.of.forward_window) if self._gathered.gathers_layers else []
         needs, leaves = self._gathered.around_layer(True)
-        leaves += self.tokens("x", 1) + self._saved(section)
         name, own = {KEPT: ("kept_forward", "forward"), DENSE_BACKWARD: (DENSE_FORWARD, DENSE_FORWARD)}.get(
             section, ("forward", "forward")
         )
         ops: Tables = [gathers, *self._computed(own)]
-        return self.template(name, ops, needs + self.tokens("x"), leaves, own)
+        left: Tables = [leaves, self.tokens("x", 1), self._saved(section)]
+        return self.template(name, ops, [needs, self.tokens("x")], left, own)
 
-    def _saved(self, section: str) -> Rows:
+    def _saved(self, section: str) -> Ints:
         """Returns the entries of what a forward keeps for its backward, of a section."""
         if section not in self._entries:
-            self._entries[section] = self._made_saved(self.formulas.saved(section))
+            self._entries[section] = np.concatenate(self._made_saved(self.formulas.saved(section)))
         return self._entries[section]
 
-    def _made_saved(self, saved: Sequence[str]) -> Rows:
-        found: Rows = []
+    def _made_saved(self, saved: Sequence[str]) -> list[Ints]:
+        found = list[Ints]()
         for name in saved:
             number = self.layout.number[name]
             tensor = self.layout.tensors[number]
             if tensor.axes == ("t",):
-                found += self.tokens(name)
+                found.append(np.array(self.tokens(name), np.int64))
             elif tensor.axes[1:] in (("e",), ("k",), ("n",)):
-                found += self.experts.saved(name)
+                found.append(np.array(self.experts.saved(name), np.int64).reshape(-1, len(ITEM_COLUMNS)))
             else:
                 complete = COMPLETE if tensor.nature == "sum" else 0
                 if name in ("q", "kv"):
                     own = own_rows(self.parts, name, self.lists)
                 else:
-                    tokens, cut = (self.linear.lists_of(axis, True) for axis in tensor.axes)
-                    own = [(gpu, int(tokens[gpu]), int(cut[gpu])) for gpu in self.linear.gpus(True).tolist()]
-                found += [[number, 0, self.lists.number(PLACE, [gpu]), *cells, complete, 0, 0] for gpu, *cells in own]
-        return found + kept_copy_rows(self.parts, saved, self.lists, self.layout.number)
+                    gpus = self.linear.gpus(True)
+                    own = gpus, *(self.linear.lists_of(axis, True)[gpus] for axis in tensor.axes)
+                found.append(entry_table(number, self.lists.places[own[0]], own[1:], complete))
+        return [*found, kept_copy_rows(self.parts, saved, self.lists, self.layout.number)]
 
     @property
     def _head_there(self) -> Sequence[str]:
@@ -256,10 +257,10 @@ class BatchTemplates:
         ops: Tables = [gathers, *(self._gathered.gathers_again(layer) for layer in ahead)]
         ops += [*self._computed("head"), self._loss_summed]
         before, after, reductions = self.contributions.entries("head", gradients)
-        needs = had + self._gathered.entries((), ahead, kept) + self.tokens("x") + before
-        leaves = has + self._gathered.entries(ahead, (), back=True) + self.tokens("dx") + after
         lost, losses = self._losses(loss)
-        return self.template("head", [*ops, reductions], needs + lost, leaves + losses, "head")
+        needs = [had, self._gathered.entries((), ahead, kept), self.tokens("x"), before, lost]
+        leaves = [has, self._gathered.entries(ahead, (), back=True), self.tokens("dx"), after, losses]
+        return self.template("head", [*ops, reductions], needs, leaves, "head")
 
     @property
     def _loss_summed(self) -> Rows:
@@ -281,12 +282,12 @@ class BatchTemplates:
         ops: Tables = [gathers, *self._computed(section, again)]
         before, after, reductions = self.contributions.entries(section, gradients)
         needs, leaves = self._gathered.around_layer(False)
-        needs += self.tokens("dx", 1) + self._saved(section) + before
-        return self.template(section, [*ops, reductions], needs, leaves + self.tokens("dx") + after, section)
+        found: Tables = [needs, self.tokens("dx", 1), self._saved(section), before]
+        return self.template(section, [*ops, reductions], found, [leaves, self.tokens("dx"), after], section)
 
     def _embedding_backward(self, gradients: dict[str, Ints], begun: Mapping[str, Ints]) -> Template:
         """Returns the template of the table's gradient. begun: contributions before the micro-batch."""
         ops = self._computed("embedding_backward")
         before, after, reductions = self.contributions.entries("embedding_backward", gradients, begun)
-        needs = self.tokens("dx") + before
-        return self.template("embedding_backward", [*ops, reductions], needs, after, "embedding_backward")
+        needs = [self.tokens("dx"), before]
+        return self.template("embedding_backward", [*ops, reductions], needs, [after], "embedding_backward")

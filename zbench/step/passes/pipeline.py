@@ -111,7 +111,7 @@ def _border(batch: BatchTemplates, name: str) -> Template:
         far.append([number, 1, batch.lists.number(PLACE, [places + gpu]), int(own[gpu]), -1, 0, 0, 0])
     near = batch.tokens(name, 1)
     sides = (near, far) if name == "x" else (far, near)
-    return batch.template(f"send_{name}", [sends], *sides)
+    return batch.template(f"send_{name}", [sends], *([side] for side in sides))
 
 
 def pipeline_order(
