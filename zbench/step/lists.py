@@ -40,7 +40,8 @@ class PartLists:
 class ListTable:
     """Lists while a step is built: the same parts of the same index have one number.
 
-    sizes: how many parts each index has; a part beyond is refused where the list is made.
+    sizes: how many parts each index has; a part beyond is refused where the list is made. begun: how many lists there
+    were when it began.
     """
 
     sizes: Mapping[str, int]
@@ -50,6 +51,7 @@ class ListTable:
     wholes: dict[str, int] = field(default_factory=dict)
     single: dict[tuple[str, int], int] = field(default_factory=dict)
     told: dict[tuple[str, str], int] = field(default_factory=dict)  # by index and the words of a text
+    begun: int = 0
 
     @staticmethod
     def of(lists: PartLists, sizes: Mapping[str, int], places: int) -> "ListTable":
@@ -61,6 +63,10 @@ class ListTable:
             table.owners.append(lists.index_of(number))
             table.numbers[table.owners[-1], table.rows[-1].tobytes()] = number
         return table
+
+    def begun_anew(self) -> "ListTable":
+        """Returns a table that begins with the lists of this one, which stays as it is."""
+        return ListTable(self.sizes, self.rows.copy(), self.owners.copy(), self.numbers.copy(), begun=len(self.rows))
 
     def number(self, index: str, parts: Iterable[int] | Ints) -> int:
         """Returns the number of a list of parts of an index, in any order.

@@ -29,7 +29,7 @@ class Contributions:
 
     def entries(
         self, section: str, gradients: dict[str, Ints], begun: Mapping[str, Ints] = MappingProxyType({})
-    ) -> tuple[Rows, Rows, Rows]:
+    ) -> tuple[Rows, Rows, Ints]:
         """Returns the entries of gradients before and after the template of a section, and their reductions; counts its
         contributions.
 
@@ -52,7 +52,9 @@ class Contributions:
                 before += rows.gradients(weight, had, False)
             after += rows.unreduced(weight, had, made) if later else rows.gradients(weight, now, self.is_last)
             reduced += [] if later else [weight]
-        return before, after, rows.reductions(tuple(reduced), self.is_last)
+        weights = tuple(reduced)
+        key = "reductions", weights, self.is_last
+        return before, after, rows.kept(key, lambda: [rows.reductions(weights, self.is_last)])[0]
 
     def _contributed(self, section: str) -> tuple[str, ...]:
         """Returns the parameters to whose gradients a section contributes."""

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.step.layers import MERGE, of_experts, of_relay
+from zbench.step.layers import MERGE, is_attention, of_experts, of_relay
 from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
 from zbench.step.operations import REDUCE, Operations, operation_row
@@ -62,7 +62,6 @@ class BatchTemplates:
         class."""
         indices = (*parts.indices(), *parameters.indices())
         sizes = {**{one.name: len(one) for one in indices}, PLACE: places, LANE: MOST_LANES}
-        lists = ListTable(sizes)
         layout = StepLayout(
             indices,
             (("s", "t"),),
@@ -70,14 +69,16 @@ class BatchTemplates:
             parts.relations(),
             tensors_of(parts.model, formulas.all, parts, parameters, MERGE, formulas.kinds),
             formulas.all,
-            lists.lists(),
+            ListTable(sizes).lists(),
         )
+        tables = parameters.tables(layout.form, places)
+        lists = tables.begin(sizes)
         return BatchTemplates(
             *batch,
             parts,
             layout,
             lists,
-            GradientRows(parameters, layout, lists),
+            GradientRows(parameters, layout, lists, tables),
             formulas,
             LinearModules(parts, layout, lists),
             ExpertModules(parts, layout, lists),
@@ -134,14 +135,20 @@ class BatchTemplates:
         return self.computed[section, again]
 
     def _made_computed(self, section: str, again: str) -> list[Ints]:
+        numbers, formulas = self.formulas.numbers[section], self.layout.formulas
+        if self.parts.routing is None and section not in self._chunks:
+            attends = [number for number in numbers if is_attention(formulas[number])]
+            first, *others = self.linear.runs(numbers, attends, self.parameters.tables)
+            made = (self._attention(formulas[number].results[0].tensor, again) for number in attends)
+            return [first, *(table for pair in zip(made, others, strict=True) for table in (*pair[0], pair[1]))]
         linear, experts, found = self.linear.fresh(), self.experts.fresh(self.formulas.numbers[section]), []
-        for number in self.formulas.numbers[section]:
-            one = self.layout.formulas[number]
+        for number in numbers:
+            one = formulas[number]
             if self.parts.routing is not None:
                 found += experts.exchange(number)
             if of_experts(one) or of_relay(one):
                 found += experts.rows(number)
-            elif one.relation is None or one.relation[0] != "visible":
+            elif not is_attention(one):
                 found += linear.rows(number)
             else:
                 found += self._attention(one.results[0].tensor, again)

@@ -6,13 +6,17 @@ gathered over the group, and sums over slices are reduced to the tokens' homes (
 2205.05198). In a group of one GPU none of this is there.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.plans.columns import Lists
 from zbench.step.formula import Formula, Reference
+from zbench.step.kept_tables import KeptTables
 from zbench.step.layers import is_sliced
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
@@ -49,6 +53,31 @@ class LinearModules:
         found.append(operation_table(COMPUTE, number, gpus, slots, "compute"))
         return found
 
+    def runs(self, numbers: Sequence[int], between: Sequence[int], tables: KeptTables) -> tuple[Ints, ...]:
+        """Returns the operations of a template's formulas but for some of them, which are attention's: those before the
+        first of these as a table, those between it and the next one, and so on. tables: that are kept of the job."""
+        key = "linear", tuple(numbers), tuple(between), self._named
+        return tables.of_numbers(key, lambda: self.fresh()._made_runs(numbers, between))
+
+    def _made_runs(self, numbers: Sequence[int], between: Sequence[int]) -> list[Ints]:
+        found: list[list[Ints]] = [[operation_table(COMPUTE, 0, np.zeros(0, np.int64), [], "compute")]]
+        for number in numbers:
+            if number in between:
+                found.append(found[0][:1])
+            else:
+                found[-1] += self.rows(number)
+        return [np.concatenate(tables) for tables in found]
+
+    @cached_property
+    def _named(self) -> tuple[bytes, ...]:
+        """The numbers of GPUs and of lists that operations of linear modules name."""
+        size, degree = self.parts.num_gpus, self.parts.degree
+        rows = [*self.parts.gpus, self.lists_of("t", False), self.lists_of("t", True)]
+        rows += [self.lists_of(index, False) for index in ("h", "g", "f", "v", "w") if index in self.layout.index]
+        if degree > 1:
+            rows.append(self.lists.all_of(PLACE, Lists(np.arange(0, size + 1, degree), np.arange(size))))
+        return tuple(one.tobytes() for one in rows)
+
     def gpus(self, sliced: bool) -> Ints:
         """Returns the GPUs that have tokens, of their own or in their group."""
         return self.parts.gpus[sliced]
@@ -59,14 +88,22 @@ class LinearModules:
         if key not in self.columns:
             alike = index not in ("t", TOGETHER)  # in all groups
             gpus = self.parts.degree if alike else self.parts.num_gpus
-            found = np.array([self._list(index, gpu, sliced) for gpu in range(gpus)], np.int64)
+            if index == "t":
+                found = self._tokens(sliced)
+            else:
+                found = np.array([self._list(index, gpu, sliced) for gpu in range(gpus)], np.int64)
             self.columns[key] = np.tile(found, self.parts.num_gpus // self.parts.degree) if alike else found
         return self.columns[key]
 
+    def _tokens(self, sliced: bool) -> Ints:
+        """Returns the list of each GPU's tokens, or of its group's, -1 where it has none."""
+        rows = self.parts.together if sliced else self.parts.own
+        some = rows.lengths > 0
+        found = np.full(len(rows), -1, np.int64)
+        found[some] = self.lists.all_of("t", Lists(np.cumsum([0, *rows.lengths[some]]), rows.items))
+        return np.repeat(found, self.parts.degree) if sliced else found
+
     def _list(self, index: str, gpu: int, sliced: bool) -> int:
-        if index == "t":
-            tokens = self.group(gpu) if sliced else self.own(gpu)
-            return self.lists.number("t", tokens) if len(tokens) else -1
         if index == TOGETHER:
             own = self.parts.routed_own[gpu]
             return self.lists.number(index, own) if len(own) else -1

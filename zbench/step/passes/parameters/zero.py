@@ -32,7 +32,10 @@ from zbench.describe.layers.model_parameters import TIED, TWO_TABLES, VALUE, WOR
 from zbench.describe.model import LINEAR, Model
 from zbench.describe.overlap import ALL, END, StepOverlap
 from zbench.describe.overlap import LAYER as EACH_LAYER
+from zbench.step.form import LayoutForm
 from zbench.step.index import Index
+from zbench.step.kept_tables import KeptTables
+from zbench.step.lists import PLACE
 from zbench.step.tensor import FOLLOWING, LAYER, LEADING
 
 STAGES = ("none", "1", "2", "3")
@@ -378,6 +381,18 @@ class ShardedParameters:
             every = np.arange(self.num_gpus)
             self._members[count] = [(share, every[share::count]) for share in range(count)] or [(-1, every)]
         return self._members[count]
+
+    def tables(self, form: LayoutForm, places: int) -> KeptTables:
+        """Returns what was made of these parameters in layouts of a form, on so many places, and no batch changes."""
+        key = form, places
+        if key not in self._tables:
+            axes = (axis for weight in (*self.of_layers, *self.outside) for axis in self.axes(weight))
+            self._tables[key] = KeptTables({PLACE, *axes})
+        return self._tables[key]
+
+    @cached_property
+    def _tables(self) -> dict[tuple[LayoutForm, int], KeptTables]:
+        return {}
 
     @cached_property
     def _homes(self) -> dict[str, Ints]:
