@@ -104,11 +104,15 @@ class ListTable:
         return len(self.rows) - 1
 
     def all_of(self, index: str, rows: Lists) -> Ints:
-        """Returns the numbers of several lists of parts of an index, each in ascending order, int64 [len(rows)].
+        """Returns the numbers of several lists of parts of an index, each in any order, int64 [len(rows)].
 
         Raises:
             ValueError: as `number`.
         """
+        ascends = rows.items[1:] > rows.items[:-1]
+        ascends[rows.offsets[(rows.offsets > 0) & (rows.offsets < len(rows.items))] - 1] = True
+        if not ascends.all():
+            return np.array([self.number(index, one) for one in map(rows.__getitem__, range(len(rows)))], np.int64)
         whole, ends = rows.items.tobytes(), (8 * rows.offsets).tolist()
         found, known = np.empty(len(rows), np.int64), self.numbers
         for at, (begin, end) in enumerate(pairwise(ends)):

@@ -11,7 +11,7 @@ from zbench.step.layers import MERGE, is_attention, of_experts, of_relay
 from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
 from zbench.step.operations import REDUCE, Operations, operation_row
-from zbench.step.passes.attention import attention_rows, dropped_rows, kept_copy_rows, own_rows, with_drops
+from zbench.step.passes.attention import AttentionRows, with_drops
 from zbench.step.passes.contributions import TABLE, Contributions, Rows
 from zbench.step.passes.experts import ExpertModules
 from zbench.step.passes.memory.chunks import TokenChunks, by_chunks
@@ -45,6 +45,7 @@ class BatchTemplates:
     formulas: Sections
     linear: LinearModules
     experts: ExpertModules
+    attention: AttentionRows
     staged: bool = False
     computed: dict[tuple[str, str], list[Ints]] = field(default_factory=dict, repr=False, compare=False)
     _entries: dict[str, Ints] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -82,6 +83,7 @@ class BatchTemplates:
             formulas,
             LinearModules(parts, layout, lists),
             ExpertModules(parts, layout, lists),
+            AttentionRows(parts, layout, lists),
             staged,
         )
 
@@ -167,14 +169,13 @@ class BatchTemplates:
 
     def _attention(self, made: str, again: str) -> list[Ints]:
         """Returns the operations of attention that make o, make it again (o~), or make dq and dkv."""
-        plan, layout, lists = self.parts.plan, self.layout, self.lists
+        plan, rows = self.parts.plan, self.attention
         if made == "dq":
-            return [attention_rows(self.parts, plan.backward, layout, lists, True, again)]
+            return [rows.operations(plan.backward, True, again)]
         if made == "o":
-            return [attention_rows(self.parts, plan.forward, layout, lists)]
-        repeated = attention_rows(self.parts, plan.forward, layout, lists, again=again)
-        drops = dropped_rows(self.parts, layout, lists, again)
-        return [with_drops(repeated, drops, lists, layout.number[f"kv{again}"])]
+            return [rows.operations(plan.forward)]
+        repeated, drops = rows.operations(plan.forward, again=again), rows.dropped(again)
+        return [with_drops(repeated, drops, self.lists, self.layout.number[f"kv{again}"])]
 
     def tokens(self, name: str, layer: int = 0) -> Rows:
         """Returns the entry of a tensor of tokens at home."""
@@ -244,12 +245,12 @@ class BatchTemplates:
             else:
                 complete = COMPLETE if tensor.nature == "sum" else 0
                 if name in ("q", "kv"):
-                    own = own_rows(self.parts, name, self.lists)
+                    own = self.attention.own(name)
                 else:
                     gpus = self.linear.gpus(True)
                     own = gpus, *(self.linear.lists_of(axis, True)[gpus] for axis in tensor.axes)
                 found.append(entry_table(number, self.lists.places[own[0]], own[1:], complete))
-        return [*found, kept_copy_rows(self.parts, saved, self.lists, self.layout.number)]
+        return [*found, self.attention.kept_copies(saved)]
 
     @property
     def _head_there(self) -> Sequence[str]:
