@@ -109,16 +109,20 @@ class ListTable:
         Raises:
             ValueError: as `number`.
         """
-        ascends = rows.items[1:] > rows.items[:-1]
-        ascends[rows.offsets[(rows.offsets > 0) & (rows.offsets < len(rows.items))] - 1] = True
-        if not ascends.all():
-            return np.array([self.number(index, one) for one in map(rows.__getitem__, range(len(rows)))], np.int64)
-        whole, ends = rows.items.tobytes(), (8 * rows.offsets).tolist()
-        found, known = np.empty(len(rows), np.int64), self.numbers
-        for at, (begin, end) in enumerate(pairwise(ends)):
-            number = known.get((index, whole[begin:end]))
-            found[at] = self._number(index, rows[at].copy()) if number is None else number
-        return found
+        items, size = rows.items, self.sizes.get(index, 0)
+        ascends = items[1:] > items[:-1]
+        ascends[rows.offsets[(rows.offsets > 0) & (rows.offsets < len(items))] - 1] = True
+        if not ascends.all() or (len(items) and not 0 <= items.min() <= items.max() < size):
+            return np.array([self.number(index, rows[at]) for at in range(len(rows))], np.int64)
+        whole, found, known = items.tobytes(), list[int](), self.numbers
+        for begin, end in pairwise(rows.offsets.tolist()):
+            key = index, whole[8 * begin : 8 * end]
+            number = known.setdefault(key, len(self.rows))
+            if number == len(self.rows):
+                self.rows.append(items[begin:end])
+                self.owners.append(index)
+            found.append(number)
+        return np.array(found, np.int64)
 
     @cached_property
     def places(self) -> Ints:

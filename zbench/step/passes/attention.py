@@ -5,7 +5,7 @@ moves. With do goes e, its row sums and log-sum-exps, which the backward reads b
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numba as nb
@@ -14,7 +14,7 @@ import numpy as np
 from zbench.describe.arrays import Flags, Ints
 from zbench.describe.compiled import ENTERED
 from zbench.describe.model import DKV, DO, DQ, KV, TENSOR_NAMES, O, Q
-from zbench.plans.columns import Lists
+from zbench.plans.columns import Column, Lists
 from zbench.plans.plan import ATTEND, Ops
 from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, ListTable
@@ -30,24 +30,19 @@ _WIDTH = len(COLUMN_NAMES)
 @dataclass(frozen=True)
 class AttentionRows:
     """Makes the operations of attention, and the entries of what it keeps. layout: for the numbers of formulas and
-    tensors. heads: the lists of parts of h and g that ranges of heads are, as far as they were asked for."""
+    tensors."""
 
     parts: PlanParts
     layout: StepLayout
     lists: ListTable
-    heads: dict[tuple[int, int], Ints] = field(default_factory=dict)
 
     def operations(self, ops: Ops, backward: bool = False, again: str = "") -> Ints:
         """Returns operations of a plan's forward or backward list as rows, int64 [n, columns of Operations]. again: "~"
         where they make or read what was made again, else ""."""
-        names, most = self.layout.number, self.parts.plan.num_heads + 1
-        ranges, which = np.unique(ops.head_lo.astype(np.int64) * most + ops.head_hi, return_inverse=True)
-        heads = np.zeros((len(ranges), self.parts.degree, 2), np.int64)
-        for at, one in enumerate(ranges.tolist()):
-            heads[at] = self._of_heads(*divmod(one, most))
+        names, (heads, which) = self.layout.number, self._of_heads(ops.head_lo, ops.head_hi)
         tensors = [names.get(f"{name}{again if name in ('q', 'kv', 'o') else ''}", -1) for name in TENSOR_NAMES]
         columns = ops.kind, ops.tensor, ops.src, ops.dst, ops.blocks, ops.kv_blocks, ops.via
-        numbers = self._of_blocks(ops), self._of_lanes(ops), heads, which.reshape(-1)
+        numbers = self._of_blocks(ops), self._of_lanes(ops), heads, which
         # A forward alone has neither row sums nor a formula of a backward.
         attend = self._attends_back(again) if backward else self.layout.labels.index(f"o{again}")
         return _rows(columns, numbers, (attend, names.get("e", -1), np.array(tensors, np.int64), _KINDS))
@@ -58,32 +53,34 @@ class AttentionRows:
         sent away are not."""
         parts, lists = self.parts, self.lists
         index, read = ("h", parts.read_at_home[0]) if name == "q" else ("g", parts.read_at_home[1])
-        heads, way = _ways(read)
-        cuts = [[lists.number(index, parts.of_slice(index, at)[one]) for at in range(parts.degree)] for one in heads]
+        ways, way = _ways(read)
+        sizes, inside = ways.sum(axis=1), np.nonzero(ways)[1]
+        ends = np.cumsum([0, *sizes])
+        slices = (parts.of_slice(index, share) for share in range(parts.degree))
+        cuts = np.stack([lists.all_of(index, Lists(ends, mine[inside])) for mine in slices], axis=1)
         # Tokens of a group that are read alike stand together, those of the first one first.
         tokens, group = parts.together.items, np.repeat(np.arange(parts.plan.num_ranks), parts.together.lengths)
-        kinds, first, which = np.unique(group * len(heads) + way[tokens], return_index=True, return_inverse=True)
+        kinds, first, which = np.unique(group * len(ways) + way[tokens], return_index=True, return_inverse=True)
         order = np.argsort(first)
         place = np.argsort(order)[which]  # of its kind, for each token
         ends = np.cumsum([0, *np.bincount(place, minlength=len(kinds))])
         mine = lists.all_of("t", Lists(ends, tokens[np.argsort(place, kind="stable")]))
-        ranks, ways = np.divmod(kinds[order], len(heads))
-        there = np.array(list(map(len, heads)), np.int64)[ways] > 0
+        ranks, which = np.divmod(kinds[order], len(ways))
+        there = sizes[which] > 0
         gpus = (ranks[there, None] * parts.degree + np.arange(parts.degree)).reshape(-1)
-        return gpus, np.repeat(mine[there], parts.degree), np.array(cuts, np.int64)[ways[there]].reshape(-1)
+        return gpus, np.repeat(mine[there], parts.degree), cuts[which[there]].reshape(-1)
 
     def kept_copies(self, saved: Sequence[str]) -> Ints:
         """Returns the entries of the copies of q and kv that a plan keeps where its forward brought them, until the
         backward, of those that are `saved`, int64 [entries, columns of Items]."""
-        ops, degree, most = self.parts.plan.forward, self.parts.degree, self.parts.plan.num_heads + 1
+        ops, degree = self.parts.plan.forward, self.parts.degree
         named = np.array([name in saved for name in TENSOR_NAMES], np.bool_)
         kept = np.flatnonzero(ops.keep)
         kept = kept[named[ops.tensor[kept]]]
         if not len(kept):
             return entry_table(0, kept, [], 0)
-        ranges, which = np.unique(ops.head_lo[kept].astype(np.int64) * most + ops.head_hi[kept], return_inverse=True)
-        heads = np.stack([self._of_heads(*divmod(one, most)) for one in ranges.tolist()])
-        cuts = heads[which.reshape(-1), :, (ops.tensor[kept] == KV).astype(np.int64)]
+        heads, which = self._of_heads(ops.head_lo[kept], ops.head_hi[kept])
+        cuts = heads[which, :, (ops.tensor[kept] == KV).astype(np.int64)]
         tokens = self._of_blocks(ops)[ops.blocks[kept]]
         gpus = (ops.dst[kept].astype(np.int64)[:, None] * degree + np.arange(degree)).reshape(-1)
         table = entry_table(0, self.lists.places[gpus], (np.repeat(tokens, degree), cuts.reshape(-1)), 0)
@@ -130,19 +127,22 @@ class AttentionRows:
             found[which] = self.lists.number(LANE, self.parts.plan.lanes[which])
         return found
 
-    def _of_heads(self, low: int, high: int) -> Ints:
-        """Returns the lists of parts of h and of g that a range of the plan's heads is on each GPU of a group, int64
-        [degree, 2]."""
-        if (low, high) not in self.heads:
-            parts = self.parts
-            inside = np.arange(*np.searchsorted(parts.head_cuts, (low, high)))
-            cuts = ("h", inside), ("g", np.unique(parts.kv_of_head[inside]))
-            found = [
-                [self.lists.number(index, parts.of_slice(index, share)[cut]) for index, cut in cuts]
-                for share in range(parts.degree)
-            ]
-            self.heads[low, high] = np.array(found, np.int64)
-        return self.heads[low, high]
+    def _of_heads(self, lows: Column, highs: Column) -> tuple[Ints, Ints]:
+        """Returns the lists of parts of h and of g that the different ranges of operations' heads are on each GPU of a
+        group, int64 [ranges, degree, 2]; and which of these ranges each operation has."""
+        parts, most = self.parts, self.parts.plan.num_heads + 1
+        pair, met = lows.astype(np.int64) * most + highs, np.zeros(most**2, np.bool_)
+        met[pair] = True
+        low, high = np.divmod(np.flatnonzero(met), most)
+        found = np.zeros((len(low), parts.degree, 2), np.int64)
+        begin, end = (np.searchsorted(parts.head_cuts, edges) for edges in (low, high))
+        kv = parts.kv_of_head  # ascending, by one at most
+        for side, (index, first, last) in enumerate((("h", begin, end), ("g", kv[begin], kv[end - 1] + 1))):
+            for share in range(parts.degree):
+                found[:, share, side] = self.lists.all_of(
+                    index, _spans(parts.of_slice(index, share)[0] + first, last - first)
+                )
+        return found, (np.cumsum(met) - 1)[pair]
 
 
 def with_drops(rows: Ints, drops: Ints, lists: ListTable, keys: int) -> Ints:
@@ -177,13 +177,19 @@ def _parts_of(lists: ListTable, numbers: Ints) -> tuple[Ints, Ints]:
     return parts, np.repeat(np.arange(len(numbers)), sizes)
 
 
-def _ways(read: Flags) -> tuple[list[Ints], Ints]:
-    """Returns the different rows of a table as the columns that each marks, and which of them each row is."""
+def _spans(first: Ints, lengths: Ints) -> Lists:
+    """Returns lists of numbers that follow one another."""
+    ends = np.cumsum([0, *lengths])
+    return Lists(ends, np.repeat(first - ends[:-1], lengths) + np.arange(ends[-1]))
+
+
+def _ways(read: Flags) -> tuple[Flags, Ints]:
+    """Returns the different rows of a table, and which of them each row is."""
     if read.all():
-        return [np.arange(read.shape[1])], np.zeros(len(read), np.int64)
+        return read[:1], np.zeros(len(read), np.int64)
     packed = np.ascontiguousarray(np.packbits(read, axis=1))
     _, first, way = np.unique(packed.view(f"V{packed.shape[1]}"), return_index=True, return_inverse=True)
-    return [np.flatnonzero(read[one]) for one in first.tolist()], way.reshape(-1)
+    return read[first], way.reshape(-1)
 
 
 @nb.njit(**ENTERED)

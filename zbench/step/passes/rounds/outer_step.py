@@ -36,7 +36,6 @@ from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import COMPUTE, GATHER, REDUCE, Operations, operation_row
 from zbench.step.passes.parameters.zero import GRADIENT_BYTES, WHOLE, ShardedParameters, axes_of, weight_elements
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
-from zbench.step.passes.tensors import parameter_tensors
 from zbench.step.template import AT_HOME, Instance, Items, Step, Template
 from zbench.step.tensor import FOLLOWING, LEADING, Tensor
 
@@ -165,8 +164,8 @@ class _Outer:
 
     def _tensors(self, weight: str) -> Iterator[Tensor]:
         """Yields a parameter with its state and sum, and its outer parameter, momentum, and copy of that."""
-        known, size = parameter_tensors(self.model, weight, self.of), max(GRADIENT_BYTES, self.model.element_bytes)
-        yield from known.values()
+        known, size = self.of.tensors, max(GRADIENT_BYTES, self.model.element_bytes)
+        yield from (known[f"{kind}{weight}"] for kind in ("", "d", "s"))
         one, unit = known[weight], size * (weight_elements(self.model)[weight] if weight in WHOLE else 1)
         for name, nature in (("p", "state"), ("m", "state"), ("c", "copy")):
             yield Tensor(f"{name}{weight}", one.axes, nature, "", one.layers, unit, one.home)
