@@ -63,6 +63,8 @@ class KeptTables:
             if len(self._made) >= MOST_TABLES:
                 self._made.clear()
             self._made[key] = most, found
+            for one in found:
+                one.setflags(write=False)
         return found
 
 

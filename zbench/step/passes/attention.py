@@ -45,7 +45,8 @@ class AttentionRows:
         numbers = self._of_blocks(ops), self._of_lanes(ops), heads, which
         # A forward alone has neither row sums nor a formula of a backward.
         attend = self._attends_back(again) if backward else self.layout.labels.index(f"o{again}")
-        return _rows(columns, numbers, (attend, names.get("e", -1), np.array(tensors, np.int64), _KINDS))
+        rows = _rows(columns, numbers, (attend, names.get("e", -1), np.array(tensors, np.int64), _KINDS))
+        return np.asarray(rows, np.int64)
 
     def own(self, name: str) -> tuple[Ints, Ints, Ints]:
         """Returns what GPUs keep of the q or kv of their group's own tokens, until the backward: GPUs, lists of parts

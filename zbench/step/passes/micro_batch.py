@@ -218,12 +218,12 @@ class BatchTemplates:
     def _forward(self, section: str = "backward") -> Template:
         """Returns the template of a layer's forward. section: of its backward, for which it keeps something."""
         rows = self.parameters
-        gathers = self._gathered.layer_gathers(rows.of.forward_window) if self._gathered.gathers_layers else []
+        gathers = [self._gathered.layer_gathers(rows.of.forward_window)] if self._gathered.gathers_layers else []
         needs, leaves = self._gathered.around_layer(True)
         name, own = {KEPT: ("kept_forward", "forward"), DENSE_BACKWARD: (DENSE_FORWARD, DENSE_FORWARD)}.get(
             section, ("forward", "forward")
         )
-        ops: Tables = [gathers, *self._computed(own)]
+        ops: Tables = [*gathers, *self._computed(own)]
         left: Tables = [leaves, self.tokens("x", 1), self._saved(section)]
         return self.template(name, ops, [needs, self.tokens("x")], left, own)
 
@@ -263,12 +263,12 @@ class BatchTemplates:
         gathers, had, has = self._gathered.outside_layers(rows.of.of_head, self._head_there)
         kept = rows.of.degrees.secondary
         ops: Tables = [gathers, *(self._gathered.gathers_again(layer) for layer in ahead)]
-        ops += [*self._computed("head"), self._loss_summed]
+        computed: Tables = [*self._computed("head"), self._loss_summed]
         before, after, reductions = self.contributions.entries("head", gradients)
         lost, losses = self._losses(loss)
-        needs = [had, self._gathered.entries((), ahead, kept), self.tokens("x"), before, lost]
-        leaves = [has, self._gathered.entries(ahead, (), back=True), self.tokens("dx"), after, losses]
-        return self.template("head", [*ops, reductions], needs, leaves, "head")
+        needs: Tables = [had, self._gathered.entries((), ahead, kept), self.tokens("x"), before, lost]
+        leaves: Tables = [has, self._gathered.entries(ahead, (), back=True), self.tokens("dx"), after, losses]
+        return self.template("head", [*ops, *computed, reductions], needs, leaves, "head")
 
     @property
     def _loss_summed(self) -> Rows:
@@ -286,8 +286,8 @@ class BatchTemplates:
     def _backward(self, gradients: dict[str, Ints], section: str = "backward") -> Template:
         rows = self.parameters
         again = "~" if section != KEPT and "o~" in self.layout.number else ""
-        gathers = self._gathered.gathers_again(-rows.of.window) if rows.of.gathered else []
-        ops: Tables = [gathers, *self._computed(section, again)]
+        gathers = [self._gathered.gathers_again(-rows.of.window)] if rows.of.gathered else []
+        ops: Tables = [*gathers, *self._computed(section, again)]
         before, after, reductions = self.contributions.entries(section, gradients)
         needs, leaves = self._gathered.around_layer(False)
         found: Tables = [needs, self.tokens("dx", 1), self._saved(section), before]

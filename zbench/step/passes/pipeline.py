@@ -111,8 +111,8 @@ def _border(batch: BatchTemplates, name: str) -> Template:
         sends.append(operation_row(SEND, number, ends, [int(own[gpu])], "stages", 1))
         far.append([number, 1, batch.lists.number(PLACE, [places + gpu]), int(own[gpu]), -1, 0, 0, 0])
     near = batch.tokens(name, 1)
-    sides = (near, far) if name == "x" else (far, near)
-    return batch.template(f"send_{name}", [sends], *([side] for side in sides))
+    needs, leaves = (near, far) if name == "x" else (far, near)
+    return batch.template(f"send_{name}", [sends], [needs], [leaves])
 
 
 def pipeline_order(

@@ -31,7 +31,8 @@ def tensors_of(
     """Returns the tensors that formulas make, and the parameters. merges: of sums that are not added. kinds: of layers,
     of what layers of one kind alone make."""
     found = dict(parameters.tensors)
-    homes, units = {("t",): parts.home}, _units(model, parts.experts.tensor_parallel)
+    homes: dict[tuple[str, ...], Ints] = {("t",): parts.home}
+    units = _units(model, parts.experts.tensor_parallel)
     for formula in formulas:
         for result in formula.results:
             name = result.tensor
