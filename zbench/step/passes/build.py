@@ -180,7 +180,7 @@ def _whole_layout(one: BatchTemplates, parameters: ShardedParameters, gradients:
     GPU to each parameter's."""
     one.parameters.tables.learn(one.lists)
     tensors = with_lossy_hops(one.layout.tensors, parameters, gradients)
-    return replace(one.layout, lists=one.lists.lists(), tensors=tensors)
+    return one.layout.with_lists(one.lists.lists(), tensors)
 
 
 def forward_step(

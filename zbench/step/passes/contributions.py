@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from types import MappingProxyType
 
 import numpy as np
@@ -16,6 +17,11 @@ from zbench.step.tensor import FOLLOWING, LEADING
 
 TABLE = ("we",)
 Rows = list[list[int]]
+
+
+def _added(had: Ints, made: Ints) -> Ints:
+    """Returns contributions with others added, -1: none at all."""
+    return np.where(made < 0, had, np.maximum(had, 0) + made)
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class Contributions:
         reduced = []
         for weight in self._contributed(section):
             had, made = gradients[weight], self.made(section, weight)
-            now = gradients[weight] = np.where(made < 0, had, np.maximum(had, 0) + made)
+            now = gradients[weight] = _added(had, made)
             of_both = rows.of.has_one_table and weight in TABLE
             later = (of_both and section == "head") or weight in self.reduced_later(section)
             if of_both and section == "embedding_backward":
@@ -75,8 +81,7 @@ class Contributions:
 
     def made(self, section: str, weight: str) -> Ints:
         """Returns the contributions of every GPU to a gradient in a section, -1: none at all."""
-        found, (linear, experts) = np.full(self.rows.of.num_gpus, -1, np.int64), self.modules
-        for one in self.formulas.contributors[section, f"d{weight}"]:
-            made = (experts if of_experts(one) else linear).contributions(one)
-            found = np.where(made < 0, found, np.maximum(found, 0) + made)
-        return found
+        linear, experts = self.modules
+        each = self.formulas.contributors[section, f"d{weight}"]
+        made = [(experts if of_experts(one) else linear).contributions(one) for one in each]
+        return reduce(_added, made)

@@ -244,6 +244,7 @@ class BatchTemplates:
                 found.append(np.array(self.experts.saved(name), np.int64).reshape(-1, len(ITEM_COLUMNS)))
             else:
                 complete = COMPLETE if tensor.nature == "sum" else 0
+                own: tuple[Ints, ...]
                 if name in ("q", "kv"):
                     own = self.attention.own(name)
                 else:

@@ -30,7 +30,8 @@ class LinearModules:
     """Makes the operations of linear and elementwise formulas, and what is exchanged in groups between them.
 
     moved: what was gathered or reduced in the template so far. columns: the lists of a slot, by GPU, that were made so
-    far, by (index, whether tokens are the group's).
+    far, by (index, whether tokens are the group's); made: contributions, by (whether tokens are the group's, how many
+    for each part of them).
     """
 
     parts: PlanParts
@@ -38,6 +39,7 @@ class LinearModules:
     lists: ListTable
     moved: set[tuple[int, str, bool]] = field(default_factory=set)
     columns: dict[tuple[str, bool], Ints] = field(default_factory=dict)
+    made: dict[tuple[bool, int], Ints] = field(default_factory=dict)
 
     def fresh(self) -> "LinearModules":
         """Returns the same for another template, in which nothing was exchanged so far."""
@@ -150,7 +152,13 @@ class LinearModules:
         """Returns how many contributions every GPU makes to each cell of its slice of a gradient, -1 if it has no part
         in it."""
         sliced = is_sliced(formula)
-        tokens = self.parts.parts_by_gpu(sliced)
         indices = [self.layout.index_of(slot) for slot in formula.slots]
         each = [len(self.of_slice(index, 0)) // self.parts.slices_of_gpu for index in indices if index != "t"]
-        return np.where(tokens > 0, tokens * prod(each), -1)
+        return self._contributions(sliced, prod(each))
+
+    def _contributions(self, sliced: bool, each: int) -> Ints:
+        """Returns so many contributions for each part of tokens of a GPU, or its group, -1 where there is none."""
+        if (sliced, each) not in self.made:
+            tokens = self.parts.parts_by_gpu(sliced)
+            self.made[sliced, each] = np.where(tokens > 0, tokens * each, -1)
+        return self.made[sliced, each]
