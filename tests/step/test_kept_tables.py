@@ -92,11 +92,13 @@ def test_a_table_is_of_no_batch_that_began_before_its_lists_were_known() -> None
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_tables, "MOST_LISTS", 2)
-    monkeypatch.setattr(kept_tables, "MOST_TABLES", 3)
+    monkeypatch.setattr(kept_tables, "MOST_NUMBERS", 30)
     tables, sizes = kept(), {PLACE: 4}
     lists = tables.begin(sizes)
     for place in range(4):
         lists.number(PLACE, [place])
-        tables.of(lists, place, lambda: [np.zeros((0, 8), np.int64)])
+        tables.of_numbers(place, lambda: [np.zeros((1, 8), np.int64)])
     tables.learn(lists)
-    assert (len(tables.lists.rows), len(tables._made)) == (2, 1)
+    assert (len(tables.lists.rows), sorted(tables._made, key=str)) == (2, [3])
+    tables.of_numbers("too large", lambda: [np.zeros((4, 8), np.int64)])
+    assert sorted(tables._made, key=str) == [3]

@@ -15,7 +15,7 @@ from zbench.step.lists import ListTable
 from zbench.step.operations import COLUMN_NAMES
 from zbench.step.template import ITEM_COLUMNS
 
-MOST_LISTS, MOST_TABLES = 4096, 512
+MOST_LISTS, MOST_NUMBERS = 2**16, 2**22  # that are kept of a job: 32 MiB of tables
 # The columns that have numbers of lists (dst of what is no collective has a place, which is no larger than it may be).
 _LISTS = {len(COLUMN_NAMES): [3, 4, 5, 6, 11], len(ITEM_COLUMNS): [2, 3, 4]}
 
@@ -26,7 +26,8 @@ class KeptTables:
 
     indices: Collection[str] = ()
     lists: ListTable = field(default_factory=lambda: ListTable({}))
-    _made: dict[Hashable, tuple[int, tuple[Ints, ...]]] = field(default_factory=dict)
+    _made: dict[Hashable, tuple[int, tuple[Ints, ...]]] = field(default_factory=dict, init=False, repr=False)
+    _count: int = field(default=0, init=False, repr=False)
 
     def begin(self, sizes: Mapping[str, int]) -> ListTable:
         """Returns the table of a micro-batch's lists, with those that are kept. sizes: the parts of every index."""
@@ -59,10 +60,12 @@ class KeptTables:
         return self._kept(key, -1, tuple(make()))
 
     def _kept(self, key: Hashable, most: int, found: tuple[Ints, ...]) -> tuple[Ints, ...]:
-        if self.indices:
-            if len(self._made) >= MOST_TABLES:
+        count = sum(one.size for one in found)
+        if self.indices and count <= MOST_NUMBERS:
+            if self._count + count > MOST_NUMBERS:
                 self._made.clear()
-            self._made[key] = most, found
+                self._count = 0
+            self._made[key], self._count = (most, found), self._count + count
             for one in found:
                 one.setflags(write=False)
         return found
