@@ -10,11 +10,11 @@ import pytest
 from tests.helpers.steps import EXPERTS, MODEL, fault, plan_of
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.model import Model
-from zbench.step import kept_tables
-from zbench.step.kept_tables import KeptTables
 from zbench.step.lists import PLACE
 from zbench.step.passes.build import whole_step
+from zbench.step.passes.parameters import kept_tables
 from zbench.step.passes.parameters import zero as parameters
+from zbench.step.passes.parameters.kept_tables import KeptTables
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.template import Step
 from zbench.step.text import step_text

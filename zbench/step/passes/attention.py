@@ -28,7 +28,7 @@ _WIDTH = len(COLUMN_NAMES)
 
 
 @dataclass(frozen=True)
-class AttentionRows:
+class PlanAttention:
     """Makes the operations of attention, and the entries of what it keeps. layout: for the numbers of formulas and
     tensors."""
 

@@ -11,7 +11,7 @@ from zbench.step.layers import MERGE, is_attention, of_experts, of_relay
 from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
 from zbench.step.operations import REDUCE, Operations, operation_row
-from zbench.step.passes.attention import AttentionRows, with_drops
+from zbench.step.passes.attention import PlanAttention, with_drops
 from zbench.step.passes.contributions import TABLE, Contributions, Rows
 from zbench.step.passes.experts import ExpertModules
 from zbench.step.passes.memory.chunks import TokenChunks, by_chunks
@@ -45,7 +45,7 @@ class BatchTemplates:
     formulas: Sections
     linear: LinearModules
     experts: ExpertModules
-    attention: AttentionRows
+    attention: PlanAttention
     staged: bool = False
     computed: dict[tuple[str, str], list[Ints]] = field(default_factory=dict, repr=False, compare=False)
     _entries: dict[str, Ints] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -83,7 +83,7 @@ class BatchTemplates:
             formulas,
             LinearModules(parts, layout, lists),
             ExpertModules(parts, layout, lists),
-            AttentionRows(parts, layout, lists),
+            PlanAttention(parts, layout, lists),
             staged,
         )
 

@@ -16,11 +16,11 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.plans.columns import Lists
 from zbench.step.formula import Formula, Reference
-from zbench.step.kept_tables import KeptTables
 from zbench.step.layers import is_sliced
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import COMPUTE, GATHER, REDUCE, operation_row, operation_table
+from zbench.step.passes.parameters.kept_tables import KeptTables
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.router.seats import TOGETHER
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from zbench.describe.arrays import Flags, Ints
 from zbench.describe.degrees import WORLD
-from zbench.step.kept_tables import KeptTables
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import GATHER, operation_row
+from zbench.step.passes.parameters.kept_tables import KeptTables
 from zbench.step.passes.parameters.lossy import LossyHops
 from zbench.step.passes.parameters.zero import WHOLE, ShardedParameters
 from zbench.step.template import AT_HOME
@@ -28,7 +28,7 @@ class ParameterRows:
     tables: KeptTables = field(default_factory=KeptTables)
 
     def kept(self, key: Hashable, make: Callable[[], Sequence[Ints | list[list[int]]]]) -> tuple[Ints, ...]:
-        """Returns the tables that `make` makes, as zbench.step.kept_tables.KeptTables.of does."""
+        """Returns the tables that `make` makes, as zbench.step.passes.parameters.kept_tables.KeptTables.of does."""
         return self.tables.of(self.lists, key, make)
 
     @cached_property

@@ -34,8 +34,8 @@ from zbench.describe.overlap import ALL, END, StepOverlap
 from zbench.describe.overlap import LAYER as EACH_LAYER
 from zbench.step.form import LayoutForm
 from zbench.step.index import Index
-from zbench.step.kept_tables import KeptTables
 from zbench.step.lists import PLACE
+from zbench.step.passes.parameters.kept_tables import KeptTables
 from zbench.step.tensor import FOLLOWING, LAYER, LEADING, Tensor
 
 STAGES = ("none", "1", "2", "3")
