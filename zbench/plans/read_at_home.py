@@ -15,8 +15,11 @@ from zbench.plans.plan import ATTEND, Ints, Plan
 def head_edges(plan: Plan) -> Ints:
     """Returns the heads at which a range of the plan's operations begins or ends, 0 and the number of heads among them,
     ascending, int64 [edges]."""
-    edges = [column for ops in (plan.forward, plan.backward) for column in (ops.head_lo, ops.head_hi)]
-    return np.unique(np.concatenate([[0, plan.num_heads], *edges])).astype(np.int64)
+    met = np.zeros(plan.num_heads + 1, np.bool_)
+    met[[0, -1]] = True
+    for ops in (plan.forward, plan.backward):
+        met[ops.head_lo] = met[ops.head_hi] = True
+    return np.flatnonzero(met)
 
 
 def kv_of_heads(cuts: Ints, per_kv: int) -> Ints:

@@ -3,13 +3,12 @@
 Arrays are as zbench.proof.array_rules wants them.
 """
 
-from collections.abc import Iterator
-
+import numba as nb
 import numpy as np
 
-from zbench.describe.arrays import Flags
+from zbench.describe.compiled import ENTERED
 from zbench.describe.model import DKV, DO, DQ, KV, TENSOR_NAMES, O, Q
-from zbench.plans.plan import ATTEND, TRANSFER, Column, Ops, Plan
+from zbench.plans.plan import ATTEND, TRANSFER, Ops, Plan
 
 _ALLOWED = {"forward": (Q, KV, O), "backward": (KV, DO, DQ, DKV)}
 
@@ -17,44 +16,86 @@ _ALLOWED = {"forward": (Q, KV, O), "backward": (KV, DO, DQ, DKV)}
 def operation_fault(plan: Plan, name: str) -> str:
     """Returns the first rule that an operation of the list `name` breaks, and its value; "" if none."""
     every: Ops = getattr(plan, name)
+    counts = plan.num_ranks, plan.num_heads, len(plan.lists), len(plan.lanes)
+    allowed = np.zeros(len(TENSOR_NAMES), np.bool_)
+    allowed[list(_ALLOWED[name])] = True
     for begin, ops in every.chunks():
-        for broken, column, right in _rules(plan, ops, name):
-            if broken.any():
-                at = int(np.argmax(broken))
-                value = getattr(ops, column)[at]
-                return f"{name} operation {begin + at} on rank {ops.src[at]}: {column} is {value}; {right}"
+        columns = ops.kind, ops.tensor, ops.src, ops.dst, ops.head_lo, ops.head_hi, ops.blocks, ops.kv_blocks, ops.via
+        rule, at = _first_broken((*columns, ops.keep, ops.collective), counts, allowed, name == "forward")
+        if rule >= 0:
+            column, right = _told(plan, name)[rule]
+            value = getattr(ops, column)[at]
+            return f"{name} operation {begin + at} on rank {ops.src[at]}: {column} is {value}; {right}"
     return ""
 
 
-def _rules(plan: Plan, ops: Ops, name: str) -> Iterator[tuple[Flags, str, str]]:
-    """Yields (operations that break it, the column to show, what is right), each relying on those before it."""
-    transfer, attend = ops.kind == TRANSFER, ops.kind == ATTEND
-    yield ~transfer & ~attend, "kind", f"it takes {TRANSFER}, a transfer, or {ATTEND}, an attend"
-    for column in ("src", "dst"):
-        yield _outside(getattr(ops, column), plan.num_ranks), column, f"ranks are 0 to {plan.num_ranks - 1}"
-    yield transfer & (ops.src == ops.dst), "dst", "a transfer goes to another rank than it comes from"
-    yield attend & (ops.src != ops.dst), "dst", "an attend is on one rank, its src"
-    heads = plan.num_heads
-    yield _outside(ops.head_lo, heads), "head_lo", f"heads are 0 to {heads - 1}"
-    yield (ops.head_hi <= ops.head_lo) | (ops.head_hi > heads), "head_hi", f"it is above head_lo and at most {heads}"
+def _told(plan: Plan, name: str) -> tuple[tuple[str, str], ...]:
+    """Returns of each rule, in the order in which `_first_broken` has them, the column to show and what is right."""
+    ranks, heads = f"ranks are 0 to {plan.num_ranks - 1}", plan.num_heads
     lists = f"lists are 0 to {len(plan.lists) - 1}"
-    yield _outside(ops.blocks, len(plan.lists)), "blocks", lists
-    yield attend & _outside(ops.kv_blocks, len(plan.lists)), "kv_blocks", lists
-    yield transfer & (ops.kv_blocks != -1), "kv_blocks", "a transfer has none, which is -1"
-    yield attend & (ops.tensor != -1), "tensor", "an attend has none, which is -1"
     known = ", ".join(f"{tensor} ({TENSOR_NAMES[tensor]})" for tensor in _ALLOWED[name])
-    yield transfer & ~np.isin(ops.tensor, _ALLOWED[name]), "tensor", f"a transfer of the {name} takes {known}"
-    yield attend & (ops.via != -1), "via", "an attend is not routed, which is -1"
     lanes = (
         f"it takes a list of lanes, 0 to {len(plan.lanes) - 1}, or " if len(plan.lanes) else "without lanes it takes "
     )
-    yield (ops.via < -1) | (ops.via >= len(plan.lanes)), "via", f"{lanes}-1, sent directly"
-    yield _outside(ops.keep, 2), "keep", "it takes 0 or 1"
-    yield _outside(ops.collective, 2), "collective", "it takes 0 or 1"
-    yield attend & (ops.collective == 1), "collective", "an attend is part of none, which is 0"
-    copies = transfer & np.isin(ops.tensor, (Q, KV)) & (name == "forward")
-    yield (ops.keep == 1) & ~copies, "keep", "only what a transfer of q or kv in the forward brings can be kept"
+    return (
+        ("kind", f"it takes {TRANSFER}, a transfer, or {ATTEND}, an attend"),
+        ("src", ranks),
+        ("dst", ranks),
+        ("dst", "a transfer goes to another rank than it comes from"),
+        ("dst", "an attend is on one rank, its src"),
+        ("head_lo", f"heads are 0 to {heads - 1}"),
+        ("head_hi", f"it is above head_lo and at most {heads}"),
+        ("blocks", lists),
+        ("kv_blocks", lists),
+        ("kv_blocks", "a transfer has none, which is -1"),
+        ("tensor", "an attend has none, which is -1"),
+        ("tensor", f"a transfer of the {name} takes {known}"),
+        ("via", "an attend is not routed, which is -1"),
+        ("via", f"{lanes}-1, sent directly"),
+        ("keep", "it takes 0 or 1"),
+        ("collective", "it takes 0 or 1"),
+        ("collective", "an attend is part of none, which is 0"),
+        ("keep", "only what a transfer of q or kv in the forward brings can be kept"),
+    )
 
 
-def _outside(ids: Column, count: int) -> Flags:
-    return (ids < 0) | (ids >= count)
+@nb.njit(**ENTERED)
+def _first_broken(columns, counts, allowed, is_forward):  # type: ignore[no-untyped-def]
+    """Returns (the first rule that an operation breaks, the first operation that breaks it), -1 if there is none.
+    columns: of Ops, in the order of their names; counts: ranks, heads, lists and lists of lanes; allowed: tensors."""
+    kinds, tensors, srcs, dsts, lows, highs, q_lists, kv_lists, vias, keeps, collectives = columns
+    ranks, heads, lists, lanes = counts
+    first = np.full(18, -1, np.int64)
+    for at in range(len(kinds)):
+        tensor, src, dst, low, high = tensors[at], srcs[at], dsts[at], lows[at], highs[at]
+        kv, via, keep, collective = kv_lists[at], vias[at], keeps[at], collectives[at]
+        transfer, attend = kinds[at] == TRANSFER, kinds[at] == ATTEND
+        known = tensor >= 0 and tensor < len(allowed) and allowed[tensor]
+        copy = transfer and is_forward and tensor in (Q, KV)
+        broken = (
+            not transfer and not attend,
+            src < 0 or src >= ranks,
+            dst < 0 or dst >= ranks,
+            transfer and src == dst,
+            attend and src != dst,
+            low < 0 or low >= heads,
+            high <= low or high > heads,
+            q_lists[at] < 0 or q_lists[at] >= lists,
+            attend and (kv < 0 or kv >= lists),
+            transfer and kv != -1,
+            attend and tensor != -1,
+            transfer and not known,
+            attend and via != -1,
+            via < -1 or via >= lanes,
+            keep < 0 or keep >= 2,
+            collective < 0 or collective >= 2,
+            attend and collective == 1,
+            keep == 1 and not copy,
+        )
+        for rule in range(18):
+            if broken[rule] and first[rule] < 0:
+                first[rule] = at
+    for rule in range(18):
+        if first[rule] >= 0:
+            return rule, first[rule]
+    return -1, np.int64(-1)

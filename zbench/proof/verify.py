@@ -60,7 +60,7 @@ def verify(plan: Plan, cost: Cost | None = None, memory: bool = True) -> None:
     Raises:
         PlanError: the first rule broken; OutOfMemory: only the memory is too small.
     """
-    _hold(_fault(plan, cost) if isinstance(plan, Plan) else _no_plan(plan))
+    _hold((array_fault(plan) or _fault(plan, cost)) if isinstance(plan, Plan) else _no_plan(plan))
     if cost is not None and memory:
         _memory((plan,), cost)
 
@@ -97,9 +97,8 @@ def _no_plan(given: object) -> str:
 
 
 def _fault(plan: Plan, cost: Cost | None) -> str:
-    """Returns the first rule that the plan breaks, "" if none: each rule is looked at when those before it hold."""
-    if fault := array_fault(plan):
-        return fault
+    """Returns the first rule that a plan with sound arrays breaks, "" if none: each rule is looked at when those before
+    it hold."""
     _forget(plan)
     if fault := block_fault(plan):
         return fault

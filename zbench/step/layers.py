@@ -217,6 +217,11 @@ def is_sliced(formula: Formula) -> bool:
     return any(slot in SLICED for slot in formula.slots)
 
 
+def is_attention(formula: Formula) -> bool:
+    """Returns whether a formula is of tokens that see each other."""
+    return formula.relation is not None and formula.relation[0] == "visible"
+
+
 def of_experts(formula: Formula) -> bool:
     """Returns whether a formula is computed where experts are."""
     return "e" in formula.slots

@@ -1,6 +1,6 @@
 """A layout: the indices, tensors and formulas that operations refer to, as a batch cuts them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -31,6 +31,15 @@ class StepLayout:
     tensors: tuple[Tensor, ...]
     formulas: tuple[Formula, ...]
     lists: PartLists
+
+    def with_lists(self, lists: PartLists, tensors: tuple[Tensor, ...]) -> "StepLayout":
+        """Returns the layout with other lists, and with tensors that are other in their lossy hops alone. What was
+        found of its names, indices and cells so far stays."""
+        found = replace(self, lists=lists, tensors=tensors)
+        for name in ("form", "index", "makers", "shapes", "first_cells", "homes", "parts_of_slots", "map_tables"):
+            if name in vars(self):
+                vars(found)[name] = vars(self)[name]
+        return found
 
     @cached_property
     def form(self) -> LayoutForm:

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.describe.checks import is_whole
+from zbench.plans.columns import Lists
 
 PLACE, LANE = "place", "lane"  # lists of places and of NICs of a node are of these
 MOST_LANES = 2**15
@@ -37,7 +40,8 @@ class PartLists:
 class ListTable:
     """Lists while a step is built: the same parts of the same index have one number.
 
-    sizes: how many parts each index has; a part beyond is refused where the list is made.
+    sizes: how many parts each index has; a part beyond is refused where the list is made. begun: how many lists there
+    were when it began.
     """
 
     sizes: Mapping[str, int]
@@ -47,6 +51,7 @@ class ListTable:
     wholes: dict[str, int] = field(default_factory=dict)
     single: dict[tuple[str, int], int] = field(default_factory=dict)
     told: dict[tuple[str, str], int] = field(default_factory=dict)  # by index and the words of a text
+    begun: int = 0
 
     @staticmethod
     def of(lists: PartLists, sizes: Mapping[str, int], places: int) -> "ListTable":
@@ -58,6 +63,10 @@ class ListTable:
             table.owners.append(lists.index_of(number))
             table.numbers[table.owners[-1], table.rows[-1].tobytes()] = number
         return table
+
+    def begun_anew(self) -> "ListTable":
+        """Returns a table that begins with the lists of this one, which stays as it is."""
+        return ListTable(self.sizes, self.rows.copy(), self.owners.copy(), self.numbers.copy(), begun=len(self.rows))
 
     def number(self, index: str, parts: Iterable[int] | Ints) -> int:
         """Returns the number of a list of parts of an index, in any order.
@@ -93,6 +102,32 @@ class ListTable:
         self.owners.append(index)
         self.numbers[key] = len(self.rows) - 1
         return len(self.rows) - 1
+
+    def all_of(self, index: str, rows: Lists) -> Ints:
+        """Returns the numbers of several lists of parts of an index, each in any order, int64 [len(rows)].
+
+        Raises:
+            ValueError: as `number`.
+        """
+        items, size = rows.items, self.sizes.get(index, 0)
+        ascends = items[1:] > items[:-1]
+        ascends[rows.offsets[(rows.offsets > 0) & (rows.offsets < len(items))] - 1] = True
+        if not ascends.all() or (len(items) and not 0 <= items.min() <= items.max() < size):
+            return np.array([self.number(index, rows[at]) for at in range(len(rows))], np.int64)
+        whole, found, known = items.tobytes(), list[int](), self.numbers
+        for begin, end in pairwise(rows.offsets.tolist()):
+            key = index, whole[8 * begin : 8 * end]
+            number = known.setdefault(key, len(self.rows))
+            if number == len(self.rows):
+                self.rows.append(items[begin:end])
+                self.owners.append(index)
+            found.append(number)
+        return np.array(found, np.int64)
+
+    @cached_property
+    def places(self) -> Ints:
+        """The number of the list of each place alone, int64 [places]."""
+        return self.all_of(PLACE, Lists.singletons(self.sizes[PLACE]))
 
     def whole(self, index: str) -> int:
         """Returns the number of the list of all parts of an index."""

@@ -44,10 +44,15 @@ class Items:
 
     @staticmethod
     def of(rows: Sequence[Sequence[int]]) -> "Items":
-        """Makes items of rows, each with all columns in their order; the rows are kept as `table`."""
-        table = np.array(rows, np.int32).reshape(-1, len(ITEM_COLUMNS))
-        found = Items(*np.ascontiguousarray(table.T))
-        found.__dict__["table"] = table.astype(np.int64)
+        """Makes items of rows, each with all columns in their order."""
+        return Items.of_tables([np.array(rows, np.int64).reshape(-1, len(ITEM_COLUMNS))])
+
+    @staticmethod
+    def of_tables(tables: Sequence[Ints]) -> "Items":
+        """Makes items of tables, [n, columns] each, one below another; what they come to is kept as `table`."""
+        whole = np.concatenate([np.zeros((0, len(ITEM_COLUMNS)), np.int64), *tables])
+        found = Items(*np.ascontiguousarray(whole.T, np.int32))
+        found.__dict__["table"] = whole
         return found
 
     def __getstate__(self) -> dict[str, Column32]:
@@ -70,6 +75,16 @@ class Items:
 
 
 ITEM_COLUMNS = tuple(field.name for field in fields(Items))
+
+
+def entry_table(tensor: int, places: Ints, lists: Sequence[Ints], count: int) -> Ints:
+    """Returns entries of a tensor as rows, int64 [len(places), columns of Items]. places: numbers of lists of places;
+    lists: along the tensor's axes, a column each; count: of all."""
+    table = np.zeros((len(places), len(ITEM_COLUMNS)), np.int64)
+    table[:, 0], table[:, 2], table[:, 3:5], table[:, 5] = tensor, places, -1, count
+    for at, column in enumerate(lists):
+        table[:, 3 + at] = column
+    return table
 
 
 @dataclass(frozen=True)

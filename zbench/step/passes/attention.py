@@ -4,101 +4,146 @@ An attend becomes a compute of o, or of dq and dkv; transfers of q, kv and do be
 moves. With do goes e, its row sums and log-sum-exps, which the backward reads beside it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
+import numba as nb
 import numpy as np
 
-from zbench.describe.arrays import Ints
+from zbench.describe.arrays import Flags, Ints
+from zbench.describe.compiled import ENTERED
 from zbench.describe.model import DKV, DO, DQ, KV, TENSOR_NAMES, O, Q
+from zbench.plans.columns import Column, Lists
 from zbench.plans.plan import ATTEND, Ops
 from zbench.step.layout import StepLayout
-from zbench.step.lists import LANE, PLACE, ListTable
-from zbench.step.operations import COMPUTE, DROP, MOVE, QUEUES, SEND
+from zbench.step.lists import LANE, ListTable
+from zbench.step.operations import COLUMN_NAMES, COMPUTE, DROP, MOVE, QUEUES, SEND
 from zbench.step.passes.parts import PlanParts
+from zbench.step.template import entry_table
 
 _COMPUTE, _SENDS = QUEUES.index("compute"), QUEUES.index("attention")
-_KINDS = {Q: SEND, KV: SEND, DO: SEND, O: MOVE, DQ: MOVE, DKV: MOVE}
+_KINDS = np.array([{Q: SEND, KV: SEND, DO: SEND, O: MOVE, DQ: MOVE, DKV: MOVE}[one] for one in range(6)], np.int64)
+_WIDTH = len(COLUMN_NAMES)
 
 
-def attention_rows(
-    parts: PlanParts, ops: Ops, layout: StepLayout, lists: ListTable, backward: bool = False, again: str = ""
-) -> Ints:
-    """Returns operations of a plan's forward or backward list as rows, int64 [n, columns of Operations].
+@dataclass(frozen=True)
+class PlanAttention:
+    """Makes the operations of attention, and the entries of what it keeps. layout: for the numbers of formulas and
+    tensors."""
 
-    again: "~" where they make or read what was made again, else "". layout: for the numbers of formulas and tensors.
-    """
-    tables = _Numbers(parts, layout, lists, again)
-    blocks = tables.of_blocks(ops)
-    most = parts.plan.num_heads + 1
-    ranges, which = np.unique(ops.head_lo.astype(np.int64) * most + ops.head_hi, return_inverse=True)
-    heads, lanes = tables.of_ranges(ops, np.stack(np.divmod(ranges, most), axis=1))
-    each = [tables.rows(ops, (blocks, lanes), share, heads[share, which], backward) for share in range(parts.degree)]
-    rows = np.concatenate(each)
-    return rows[np.argsort(rows[:, -1], kind="stable"), :-1]
+    parts: PlanParts
+    layout: StepLayout
+    lists: ListTable
 
+    def operations(self, ops: Ops, backward: bool = False, again: str = "") -> Ints:
+        """Returns operations of a plan's forward or backward list as rows, int64 [n, columns of Operations]. again: "~"
+        where they make or read what was made again, else ""."""
+        names, (heads, which) = self.layout.number, self._of_heads(ops.head_lo, ops.head_hi)
+        tensors = [names.get(f"{name}{again if name in ('q', 'kv', 'o') else ''}", -1) for name in TENSOR_NAMES]
+        columns = ops.kind, ops.tensor, ops.src, ops.dst, ops.blocks, ops.kv_blocks, ops.via
+        numbers = self._of_blocks(ops), self._of_lanes(ops), heads, which
+        # A forward alone has neither row sums nor a formula of a backward.
+        attend = self._attends_back(again) if backward else self.layout.labels.index(f"o{again}")
+        rows = _rows(columns, numbers, (attend, names.get("e", -1), np.array(tensors, np.int64), _KINDS))
+        return np.asarray(rows, np.int64)
 
-def own_rows(parts: PlanParts, name: str, lists: ListTable) -> list[tuple[int, int, int]]:
-    """Lists what GPUs keep of the q or kv of their group's own tokens, until the backward: (GPU, list of parts of t,
-    list of parts of h or g). It is what the backward list reads there; heads that were sent away are not."""
-    index, read = ("h", parts.read_at_home[0]) if name == "q" else ("g", parts.read_at_home[1])
-    ways, way = np.unique(read, axis=0, return_inverse=True)
-    way, found = way.reshape(-1), list[tuple[int, int, int]]()
-    heads = [np.flatnonzero(one) for one in ways]
-    cuts = [[lists.number(index, parts.of_slice(index, at)[one]) for at in range(parts.degree)] for one in heads]
-    for rank in range(parts.plan.num_ranks):
-        tokens = parts.together[rank]
-        for one in [one for one in dict.fromkeys(way[tokens].tolist()) if len(heads[one])]:
-            mine = lists.number("t", tokens[way[tokens] == one])
-            found += [(rank * parts.degree + share, mine, cut) for share, cut in enumerate(cuts[one])]
-    return found
+    def own(self, name: str) -> tuple[Ints, Ints, Ints]:
+        """Returns what GPUs keep of the q or kv of their group's own tokens, until the backward: GPUs, lists of parts
+        of t, lists of parts of h or g, int64 [entries] each. It is what the backward list reads there; heads that were
+        sent away are not."""
+        parts, lists = self.parts, self.lists
+        index, read = ("h", parts.read_at_home[0]) if name == "q" else ("g", parts.read_at_home[1])
+        ways, way = _ways(read)
+        sizes, inside = ways.sum(axis=1), np.nonzero(ways)[1]
+        ends = np.cumsum([0, *sizes])
+        slices = (parts.of_slice(index, share) for share in range(parts.degree))
+        cuts = np.stack([lists.all_of(index, Lists(ends, mine[inside])) for mine in slices], axis=1)
+        # Tokens of a group that are read alike stand together, those of the first one first.
+        tokens, group = parts.together.items, np.repeat(np.arange(parts.plan.num_ranks), parts.together.lengths)
+        kinds, first, which = np.unique(group * len(ways) + way[tokens], return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        place = np.argsort(order)[which]  # of its kind, for each token
+        ends = np.cumsum([0, *np.bincount(place, minlength=len(kinds))])
+        mine = lists.all_of("t", Lists(ends, tokens[np.argsort(place, kind="stable")]))
+        ranks, which = np.divmod(kinds[order], len(ways))
+        there = sizes[which] > 0
+        gpus = (ranks[there, None] * parts.degree + np.arange(parts.degree)).reshape(-1)
+        return gpus, np.repeat(mine[there], parts.degree), cuts[which[there]].reshape(-1)
 
+    def kept_copies(self, saved: Sequence[str]) -> Ints:
+        """Returns the entries of the copies of q and kv that a plan keeps where its forward brought them, until the
+        backward, of those that are `saved`, int64 [entries, columns of Items]."""
+        ops, degree = self.parts.plan.forward, self.parts.degree
+        named = np.array([name in saved for name in TENSOR_NAMES], np.bool_)
+        kept = np.flatnonzero(ops.keep)
+        kept = kept[named[ops.tensor[kept]]]
+        if not len(kept):
+            return entry_table(0, kept, [], 0)
+        heads, which = self._of_heads(ops.head_lo[kept], ops.head_hi[kept])
+        cuts = heads[which, :, (ops.tensor[kept] == KV).astype(np.int64)]
+        tokens = self._of_blocks(ops)[ops.blocks[kept]]
+        gpus = (ops.dst[kept].astype(np.int64)[:, None] * degree + np.arange(degree)).reshape(-1)
+        table = entry_table(0, self.lists.places[gpus], (np.repeat(tokens, degree), cuts.reshape(-1)), 0)
+        tensors = np.array([self.layout.number.get(name, -1) for name in TENSOR_NAMES], np.int64)
+        table[:, 0] = np.repeat(tensors[ops.tensor[kept]], degree)
+        return table
 
-def kept_copy_rows(
-    parts: PlanParts, saved: Sequence[str], lists: ListTable, numbers: Mapping[str, int]
-) -> list[list[int]]:
-    """Returns the entries of the copies of q and kv that a plan keeps where its forward brought them, until the
-    backward, of those that are `saved`. numbers: of tensors, by their names."""
-    found, tokens, cuts = list[list[int]](), dict[int, int](), dict[tuple[str, int, int], list[int]]()
-    places = dict[int, int]()  # most copies are of few lists
-    for name, rank, blocks, heads in _kept_copies(parts):
-        if name not in saved:
-            continue
-        if blocks not in tokens:
-            tokens[blocks] = lists.number("t", parts.of_lists[blocks])
-        if (name, *heads) not in cuts:
-            cuts[name, *heads] = _cuts(parts, "h" if name == "q" else "g", heads, lists)
-        for gpu, cut in enumerate(cuts[name, *heads], start=rank * parts.degree):
-            if gpu not in places:
-                places[gpu] = lists.number(PLACE, [gpu])
-            found.append([numbers[name], 0, places[gpu], tokens[blocks], cut, 0, 0, 0])
-    return found
+    def dropped(self, again: str) -> Ints:
+        """Returns operations that drop what the forward list brought and did not mark to stay."""
+        forward = self.parts.plan.forward
+        copies = (forward.kind != ATTEND) & np.isin(forward.tensor, (Q, KV)) & (forward.keep == 0)
+        rows = self.operations(forward.take(np.flatnonzero(copies)), again=again)
+        rows[:, 0], rows[:, 2], rows[:, 3], rows[:, 11] = DROP, rows[:, 3], -1, -1  # no lanes: nothing is sent
+        return rows
 
+    def _attends_back(self, again: str) -> int:
+        """Returns the formula of dq. Where some layers' keys are made again and others' kept, it has two: the one that
+        reads these keys."""
+        keys = f"kv{again}"
+        backs = [at for at, one in enumerate(self.layout.formulas) if one.results[0].tensor == "dq" and one.relation]
+        return next(at for at in backs if any(ref.tensor == keys for ref in self.layout.formulas[at].operands))
 
-def _kept_copies(parts: PlanParts) -> list[tuple[str, int, int, tuple[int, int]]]:
-    """Lists the copies of q and kv that stay where the forward brought them, until the backward: (tensor, rank, list of
-    blocks, heads)."""
-    ops = parts.plan.forward
-    kept = np.flatnonzero(ops.keep)
-    tensors, ranks, blocks = (column[kept].tolist() for column in (ops.tensor, ops.dst, ops.blocks))
-    heads = zip(ops.head_lo[kept].tolist(), ops.head_hi[kept].tolist(), strict=True)
-    return list(zip([TENSOR_NAMES[one] for one in tensors], ranks, blocks, heads, strict=True))
+    @cached_property
+    def _blocks(self) -> Ints:
+        """The list of parts of t for every list of the plan's blocks that was asked for, -1 for others; the last one
+        is none."""
+        return np.full(len(self.parts.plan.lists) + 1, -1, np.int64)
 
+    def _of_blocks(self, ops: Ops) -> Ints:
+        """Returns the list of parts of t for every list of blocks that operations name, -1 at the end, for none."""
+        named = np.zeros(len(self._blocks), np.bool_)
+        named[ops.blocks] = named[ops.kv_blocks] = True
+        fresh = np.flatnonzero(named[:-1] & (self._blocks[:-1] < 0))
+        if len(fresh):
+            rows = self.parts.of_lists
+            some = Lists.of([rows[one] for one in fresh.tolist()]) if len(fresh) < len(rows) else rows
+            self._blocks[fresh] = self.lists.all_of("t", some)
+        return self._blocks
 
-def _cuts(parts: PlanParts, index: str, heads: tuple[int, int], lists: ListTable) -> list[int]:
-    """Returns the list of parts of h or g that a range of heads has on each GPU of a group."""
-    cut = np.arange(*np.searchsorted(parts.head_cuts, heads))
-    cut = cut if index == "h" else np.unique(parts.kv_of_head[cut])
-    return [lists.number(index, parts.of_slice(index, share)[cut]) for share in range(parts.degree)]
+    def _of_lanes(self, ops: Ops) -> Ints:
+        """Returns the list of lanes for every one that operations name, and -1 at the end, for none."""
+        found = np.full(len(self.parts.plan.lanes) + 1, -1, np.int64)
+        for which in np.unique(ops.via[ops.via >= 0]).tolist():
+            found[which] = self.lists.number(LANE, self.parts.plan.lanes[which])
+        return found
 
-
-def dropped_rows(parts: PlanParts, layout: StepLayout, lists: ListTable, again: str) -> Ints:
-    """Returns operations that drop what the forward list brought and did not mark to stay."""
-    forward = parts.plan.forward
-    copies = (forward.kind != ATTEND) & np.isin(forward.tensor, (Q, KV)) & (forward.keep == 0)
-    ops = forward.take(np.flatnonzero(copies))
-    rows = attention_rows(parts, ops, layout, lists, again=again)
-    rows[:, 0], rows[:, 2], rows[:, 3], rows[:, 11] = DROP, rows[:, 3], -1, -1  # no lanes: nothing is sent
-    return rows
+    def _of_heads(self, lows: Column, highs: Column) -> tuple[Ints, Ints]:
+        """Returns the lists of parts of h and of g that the different ranges of operations' heads are on each GPU of a
+        group, int64 [ranges, degree, 2]; and which of these ranges each operation has."""
+        parts, most = self.parts, self.parts.plan.num_heads + 1
+        pair, met = lows.astype(np.int64) * most + highs, np.zeros(most**2, np.bool_)
+        met[pair] = True
+        low, high = np.divmod(np.flatnonzero(met), most)
+        found = np.zeros((len(low), parts.degree, 2), np.int64)
+        begin, end = (np.searchsorted(parts.head_cuts, edges) for edges in (low, high))
+        kv = parts.kv_of_head  # ascending, by one at most
+        for side, (index, first, last) in enumerate((("h", begin, end), ("g", kv[begin], kv[end - 1] + 1))):
+            for share in range(parts.degree):
+                found[:, share, side] = self.lists.all_of(
+                    index, _spans(parts.of_slice(index, share)[0] + first, last - first)
+                )
+        return found, (np.cumsum(met) - 1)[pair]
 
 
 def with_drops(rows: Ints, drops: Ints, lists: ListTable, keys: int) -> Ints:
@@ -133,74 +178,45 @@ def _parts_of(lists: ListTable, numbers: Ints) -> tuple[Ints, Ints]:
     return parts, np.repeat(np.arange(len(numbers)), sizes)
 
 
-class _Numbers:
-    """The numbers of lists, formulas and tensors that operations of a plan become."""
+def _spans(first: Ints, lengths: Ints) -> Lists:
+    """Returns lists of numbers that follow one another."""
+    ends = np.cumsum([0, *lengths])
+    return Lists(ends, np.repeat(first - ends[:-1], lengths) + np.arange(ends[-1]))
 
-    def __init__(self, parts: PlanParts, layout: StepLayout, lists: ListTable, again: str) -> None:
-        self.parts, self.lists, self.again = parts, lists, again
-        names = layout.number
-        self.tensors = np.array(
-            [names.get(f"{name}{again if name in ('q', 'kv', 'o') else ''}", -1) for name in TENSOR_NAMES], np.int64
-        )
-        self.row_sums = names.get("e", -1)  # -1: of a step without a backward, which has neither
-        self.attend = layout.labels.index(f"o{again}")
-        # Where some layers' keys are made again and others' kept, dq has two formulas: the one that reads these keys.
-        keys = f"kv{again}"
-        backs = [at for at, one in enumerate(layout.formulas) if one.results[0].tensor == "dq" and one.relation]
-        reading = (at for at in backs if any(ref.tensor == keys for ref in layout.formulas[at].operands))
-        self.attend_back = next(reading, -1)  # a forward alone has none
 
-    def of_blocks(self, ops: Ops) -> Ints:
-        """Returns the list of parts of t for every list of blocks that operations name, -1 for others."""
-        found = np.full(len(self.parts.plan.lists) + 1, -1, np.int64)
-        named = np.zeros(len(found), np.bool_)
-        named[ops.blocks] = named[ops.kv_blocks] = True  # the last one is none
-        for which in np.flatnonzero(named[:-1]).tolist():
-            found[which] = self.lists.number("t", self.parts.of_lists[which])
-        return found
+def _ways(read: Flags) -> tuple[Flags, Ints]:
+    """Returns the different rows of a table, and which of them each row is."""
+    if read.all():
+        return read[:1], np.zeros(len(read), np.int64)
+    packed = np.ascontiguousarray(np.packbits(read, axis=1))
+    _, first, way = np.unique(packed.view(f"V{packed.shape[1]}"), return_index=True, return_inverse=True)
+    return read[first], way.reshape(-1)
 
-    def of_lanes(self, ops: Ops) -> Ints:
-        """Returns the list of lanes for every one that operations name, and -1 at the end, for none."""
-        found = np.full(len(self.parts.plan.lanes) + 1, -1, np.int64)
-        for which in np.unique(ops.via[ops.via >= 0]).tolist():
-            found[which] = self.lists.number(LANE, self.parts.plan.lanes[which])
-        return found
 
-    def of_heads(self, index: str, share: int, low: int, high: int) -> int:
-        """Returns the list of parts of h or g that a range of the plan's heads is on GPU `share` of a group."""
-        mine = self.parts.of_slice(index, share)
-        inside = np.arange(*np.searchsorted(self.parts.head_cuts, (low, high)))
-        return self.lists.number(index, mine[inside if index == "h" else np.unique(self.parts.kv_of_head[inside])])
-
-    def of_ranges(self, ops: Ops, ranges: Ints) -> tuple[Ints, Ints]:
-        """Returns (the lists of parts of h and of g that ranges of heads are on each GPU of a group, int64 [degree,
-        ranges, 2]; the lists of lanes, as `of_lanes`). ranges: first and last head, int64 [ranges, 2]."""
-        found, lanes = np.zeros((self.parts.degree, len(ranges), 2), np.int64), np.full(1, -1, np.int64)
-        for share in range(self.parts.degree):
-            for at, (low, high) in enumerate(ranges.tolist()):
-                found[share, at] = [self.of_heads(index, share, low, high) for index in ("h", "g")]
-                if share == at == 0:
-                    lanes = self.of_lanes(ops)
-        return found, lanes
-
-    def rows(self, ops: Ops, lists: tuple[Ints, Ints], share: int, heads: Ints, backward: bool) -> Ints:
-        """Returns the rows of operations on GPU `share` of each group. Their last column sorts them into plan order.
-        lists: those of blocks and of lanes; heads: of every operation its lists of h and g."""
-        degree, (blocks, lanes) = self.parts.degree, lists
-        attend = ops.kind == ATTEND
-        tensor = np.where(attend, 0, ops.tensor)
-        table = np.full((len(ops), 13), -1, np.int64)
-        table[:, 0] = np.where(attend, COMPUTE, np.array([_KINDS[one] for one in range(6)])[tensor])
-        table[:, 1] = np.where(attend, self.attend_back if backward else self.attend, self.tensors[tensor])
-        table[:, 2] = ops.src.astype(np.int64) * degree + share
-        table[:, 3] = np.where(attend, -1, ops.dst.astype(np.int64) * degree + share)
-        table[:, 4] = blocks[ops.blocks]
-        table[:, 5] = np.where(~attend & np.isin(tensor, (KV, DKV)), heads[:, 1], heads[:, 0])
-        table[:, 6] = np.where(attend, blocks[ops.kv_blocks], -1)
-        table[:, 7], table[:, 9] = 0, 0
-        table[:, 8] = np.where(attend, _COMPUTE, _SENDS)
-        table[:, 11] = lanes[ops.via]
-        table[:, 12] = 2 * np.arange(len(ops)) * degree + share
-        extra = table[~attend & (tensor == DO)].copy()
-        extra[:, 1], extra[:, 12] = self.row_sums, extra[:, 12] + degree
-        return np.concatenate([table, extra])
+@nb.njit(**ENTERED)
+def _rows(columns, numbers, names):  # type: ignore[no-untyped-def]
+    """Returns operations of a plan as rows, in plan order, each on every GPU of its group. columns: of Ops. numbers: of
+    lists, for those of blocks and of lanes, and for the ranges of heads of operations. names: the formula of an attend,
+    the tensor of row sums, those of transfers and their kinds."""
+    kind, tensor, src, dst, blocks, kv_blocks, via = columns
+    (of_blocks, of_lanes, heads, which), (attend, row_sums, tensors, kinds) = numbers, names
+    degree, total, at = heads.shape[1], 0, 0
+    for i in range(len(kind)):
+        total += degree * (2 if kind[i] != ATTEND and tensor[i] == DO else 1)
+    found = np.full((total, _WIDTH), -1, np.int64)
+    for i in range(len(kind)):
+        attends = kind[i] == ATTEND
+        for turn in range(2 if not attends and tensor[i] == DO else 1):
+            for share in range(degree):
+                row = found[at]
+                at += 1
+                row[0] = COMPUTE if attends else kinds[tensor[i]]
+                row[1] = attend if attends else row_sums if turn else tensors[tensor[i]]
+                row[2] = np.int64(src[i]) * degree + share
+                row[3] = -1 if attends else np.int64(dst[i]) * degree + share
+                row[4] = of_blocks[blocks[i]]
+                row[5] = heads[which[i], share, 1 if not attends and (tensor[i] == KV or tensor[i] == DKV) else 0]
+                row[6] = of_blocks[kv_blocks[i]] if attends else -1
+                row[7], row[8], row[9] = 0, _COMPUTE if attends else _SENDS, 0
+                row[11] = of_lanes[via[i]]
+    return found

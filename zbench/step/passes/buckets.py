@@ -63,7 +63,7 @@ def reductions(batch: BatchTemplates, begun: Mapping[str, Ints], counted: Mappin
         needs = [line for weight in weights for line in rows.unreduced(weight, begun[weight], made[weight])]
         leaves = [line for weight in weights for line in rows.gradients(weight, counted[weight], of.is_last)]
         if weights:
-            found.append(batch.template(name, [rows.reductions(weights, of.is_last)], needs, leaves))
+            found.append(batch.template(name, [rows.reductions(weights, of.is_last)], [needs], [leaves]))
     return found
 
 
@@ -75,7 +75,7 @@ def gathers_first(batch: BatchTemplates) -> list[Template]:
     for name, weights in (("gather", rows.of.of_layers), ("gather_head", head)) if rows.of.gathered_first else ():
         home = [line for weight in weights for line in rows.held(weight, weight, degree)]
         everywhere = [line for weight in weights for line in rows.everywhere(weight, weight)]
-        found.append(batch.template(name, [rows.gathers(weights, degree)], home, everywhere))
+        found.append(batch.template(name, [rows.gathers(weights, degree)], [home], [everywhere]))
     return found
 
 

@@ -22,6 +22,7 @@ from zbench.describe.overlap import StepOverlap
 from zbench.plans.plan import Plan
 from zbench.step.alike_templates import with_columns_of
 from zbench.step.layers import RouterFormulas
+from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE
 from zbench.step.passes.buckets import Buckets, gathers_first, order_of_gathers, reductions
 from zbench.step.passes.micro_batch import BatchTemplates
@@ -48,7 +49,7 @@ from zbench.step.passes.recompute import SomeLayers
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.passes.sections import forward_sections, sections
 from zbench.step.passes.side_by_side import pipelines_step
-from zbench.step.template import Instance, Items, Step, Template
+from zbench.step.template import Instance, Items, Step, Template, entry_table
 from zbench.step.tensor import FOLLOWING, LEADING
 
 
@@ -153,15 +154,8 @@ def whole_step(
         order = [part for one in order for part in one.parts(sorted(cuts))]
     begins, ends = (resting_entries(built.batches[0].parameters, version, starts[-1].place) for version in (0, 1))
     lists, layout = built.batches[0].lists, built.batches[0].layout
-    ends.append([layout.number["loss"], 0, lists.number(PLACE, [starts[-1].place]), -1, -1, loss, 0, 0])
-    own = {
-        same: replace(
-            (one := built.batches[same]).layout,
-            lists=one.lists.lists(),
-            tensors=with_lossy_hops(one.layout.tensors, parameters, built.gradients),
-        )
-        for same in dict.fromkeys(alike)
-    }
+    lost = entry_table(layout.number["loss"], lists.places[[starts[-1].place]], [], loss)
+    own = {same: _whole_layout(built.batches[same], parameters, built.gradients) for same in dict.fromkeys(alike)}
     step = Step(
         parameters.num_gpus * stages,
         0,
@@ -170,8 +164,8 @@ def whole_step(
         tuple(own[same] for same in alike),
         tuple(built.templates),
         tuple(order),
-        Items.of(begins),
-        Items.of(ends),
+        Items.of_tables([begins]),
+        Items.of_tables([ends, lost]),
         starts,
         dense,
     )
@@ -179,6 +173,14 @@ def whole_step(
     step = with_expert_chunks(with_exchanges(step, overlap.exchanges, at_a_time), overlap.experts, at_a_time)
     step = with_gradients_between(step, parameters, overlap.experts.gradients)
     return with_two_tables(step, parameters, built.gradients) if model.has_two_tables else step
+
+
+def _whole_layout(one: BatchTemplates, parameters: ShardedParameters, gradients: dict[str, np.ndarray]) -> StepLayout:
+    """Returns the layout of a micro-batch whose templates are made, with its lists. gradients: contributions of every
+    GPU to each parameter's."""
+    one.parameters.tables.learn(one.lists)
+    tensors = with_lossy_hops(one.layout.tensors, parameters, gradients)
+    return one.layout.with_lists(one.lists.lists(), tensors)
 
 
 def forward_step(

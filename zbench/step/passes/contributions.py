@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from types import MappingProxyType
 
 import numpy as np
@@ -18,6 +19,11 @@ TABLE = ("we",)
 Rows = list[list[int]]
 
 
+def _added(had: Ints, made: Ints) -> Ints:
+    """Returns contributions with others added, -1: none at all."""
+    return np.where(made < 0, had, np.maximum(had, 0) + made)
+
+
 @dataclass(frozen=True)
 class Contributions:
     """The contributions of a micro-batch. is_last: of the step's micro-batches."""
@@ -29,7 +35,7 @@ class Contributions:
 
     def entries(
         self, section: str, gradients: dict[str, Ints], begun: Mapping[str, Ints] = MappingProxyType({})
-    ) -> tuple[Rows, Rows, Rows]:
+    ) -> tuple[Rows, Rows, Ints]:
         """Returns the entries of gradients before and after the template of a section, and their reductions; counts its
         contributions.
 
@@ -42,7 +48,7 @@ class Contributions:
         reduced = []
         for weight in self._contributed(section):
             had, made = gradients[weight], self.made(section, weight)
-            now = gradients[weight] = np.where(made < 0, had, np.maximum(had, 0) + made)
+            now = gradients[weight] = _added(had, made)
             of_both = rows.of.has_one_table and weight in TABLE
             later = (of_both and section == "head") or weight in self.reduced_later(section)
             if of_both and section == "embedding_backward":
@@ -52,7 +58,9 @@ class Contributions:
                 before += rows.gradients(weight, had, False)
             after += rows.unreduced(weight, had, made) if later else rows.gradients(weight, now, self.is_last)
             reduced += [] if later else [weight]
-        return before, after, rows.reductions(tuple(reduced), self.is_last)
+        weights = tuple(reduced)
+        key = "reductions", weights, self.is_last
+        return before, after, rows.kept(key, lambda: [rows.reductions(weights, self.is_last)])[0]
 
     def _contributed(self, section: str) -> tuple[str, ...]:
         """Returns the parameters to whose gradients a section contributes."""
@@ -73,8 +81,7 @@ class Contributions:
 
     def made(self, section: str, weight: str) -> Ints:
         """Returns the contributions of every GPU to a gradient in a section, -1: none at all."""
-        found, (linear, experts) = np.full(self.rows.of.num_gpus, -1, np.int64), self.modules
-        for one in self.formulas.contributors[section, f"d{weight}"]:
-            made = (experts if of_experts(one) else linear).contributions(one)
-            found = np.where(made < 0, found, np.maximum(found, 0) + made)
-        return found
+        linear, experts = self.modules
+        each = self.formulas.contributors[section, f"d{weight}"]
+        made = [(experts if of_experts(one) else linear).contributions(one) for one in each]
+        return reduce(_added, made)

@@ -7,11 +7,11 @@ from functools import cached_property
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.step.layers import MERGE, of_experts, of_relay
+from zbench.step.layers import MERGE, is_attention, of_experts, of_relay
 from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
 from zbench.step.operations import REDUCE, Operations, operation_row
-from zbench.step.passes.attention import attention_rows, dropped_rows, kept_copy_rows, own_rows, with_drops
+from zbench.step.passes.attention import PlanAttention, with_drops
 from zbench.step.passes.contributions import TABLE, Contributions, Rows
 from zbench.step.passes.experts import ExpertModules
 from zbench.step.passes.memory.chunks import TokenChunks, by_chunks
@@ -24,10 +24,10 @@ from zbench.step.passes.recompute import BEFORE
 from zbench.step.passes.sections import DENSE_BACKWARD, DENSE_FORWARD, KEPT, Sections
 from zbench.step.passes.tensor_parallel import LinearModules
 from zbench.step.passes.tensors import tensors_of
-from zbench.step.template import AT_HOME, COMPLETE, Items, Template
+from zbench.step.template import AT_HOME, COMPLETE, ITEM_COLUMNS, Items, Template, entry_table
 from zbench.step.tensor import LEADING
 
-Tables = list[Ints | Rows]
+Tables = Sequence[Ints | Rows]  # of operations or of entries, columns as of either
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,10 @@ class BatchTemplates:
     formulas: Sections
     linear: LinearModules
     experts: ExpertModules
+    attention: PlanAttention
     staged: bool = False
     computed: dict[tuple[str, str], list[Ints]] = field(default_factory=dict, repr=False, compare=False)
-    _entries: dict[str, Rows] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _entries: dict[str, Ints] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @staticmethod
     def of(
@@ -62,7 +63,6 @@ class BatchTemplates:
         class."""
         indices = (*parts.indices(), *parameters.indices())
         sizes = {**{one.name: len(one) for one in indices}, PLACE: places, LANE: MOST_LANES}
-        lists = ListTable(sizes)
         layout = StepLayout(
             indices,
             (("s", "t"),),
@@ -70,17 +70,20 @@ class BatchTemplates:
             parts.relations(),
             tensors_of(parts.model, formulas.all, parts, parameters, MERGE, formulas.kinds),
             formulas.all,
-            lists.lists(),
+            ListTable(sizes).lists(),
         )
+        tables = parameters.tables(layout.form, places)
+        lists = tables.begin(sizes)
         return BatchTemplates(
             *batch,
             parts,
             layout,
             lists,
-            GradientRows(parameters, layout, lists),
+            GradientRows(parameters, layout, lists, tables),
             formulas,
             LinearModules(parts, layout, lists),
             ExpertModules(parts, layout, lists),
+            PlanAttention(parts, layout, lists),
             staged,
         )
 
@@ -102,7 +105,7 @@ class BatchTemplates:
         gathers, had, has = self._gathered.outside_layers(self.parameters.of.of_head, self._head_there)
         ops: Tables = [gathers, *self._computed("head"), self._loss_summed]
         before, after = self._losses(loss)
-        head = self.template("head", ops, had + self.tokens("x") + before, has + after, "head")
+        head = self.template("head", ops, [had, self.tokens("x"), before], [has, after], "head")
         return [self._embedding(), self._forward(), head], loss + len(self.parts.home)
 
     def kept_templates(self, begun: Mapping[str, Ints]) -> list[Template]:
@@ -119,12 +122,12 @@ class BatchTemplates:
         gradients |= {name: own[name] for name, kind in kinds.items() if kind == LEADING}
         return found
 
-    def template(self, name: str, ops: Tables, needs: Rows, leaves: Rows, section: str = "") -> Template:
+    def template(self, name: str, ops: Tables, needs: Tables, leaves: Tables, section: str = "") -> Template:
         """Returns a template of this micro-batch. section: whose formulas it computes, "" if it computes none."""
         numbers = tuple(self.formulas.numbers[section]) if section else ()
         name = f"{name}.{self.number}" if self.count > 1 else name
-        tables = [np.array(table, np.int64) for table in ops if len(table)]
-        return Template(name, self.number, Operations.of_tables(tables), numbers, Items.of(needs), Items.of(leaves))
+        rows, *sides = ([np.asarray(table, np.int64) for table in each if len(table)] for each in (ops, needs, leaves))
+        return Template(name, self.number, Operations.of_tables(rows), numbers, *map(Items.of_tables, sides))
 
     def _computed(self, section: str, again: str = "") -> list[Ints]:
         """Returns the operations of a section's formulas, after the exchanges of what they read. again: "~" where a
@@ -134,14 +137,20 @@ class BatchTemplates:
         return self.computed[section, again]
 
     def _made_computed(self, section: str, again: str) -> list[Ints]:
+        numbers, formulas = self.formulas.numbers[section], self.layout.formulas
+        if self.parts.routing is None and section not in self._chunks:
+            attends = [number for number in numbers if is_attention(formulas[number])]
+            first, *others = self.linear.runs(numbers, attends, self.parameters.tables)
+            made = (self._attention(formulas[number].results[0].tensor, again) for number in attends)
+            return [first, *(table for pair in zip(made, others, strict=True) for table in (*pair[0], pair[1]))]
         linear, experts, found = self.linear.fresh(), self.experts.fresh(self.formulas.numbers[section]), []
-        for number in self.formulas.numbers[section]:
-            one = self.layout.formulas[number]
+        for number in numbers:
+            one = formulas[number]
             if self.parts.routing is not None:
                 found += experts.exchange(number)
             if of_experts(one) or of_relay(one):
                 found += experts.rows(number)
-            elif one.relation is None or one.relation[0] != "visible":
+            elif not is_attention(one):
                 found += linear.rows(number)
             else:
                 found += self._attention(one.results[0].tensor, again)
@@ -160,14 +169,13 @@ class BatchTemplates:
 
     def _attention(self, made: str, again: str) -> list[Ints]:
         """Returns the operations of attention that make o, make it again (o~), or make dq and dkv."""
-        plan, layout, lists = self.parts.plan, self.layout, self.lists
+        plan, rows = self.parts.plan, self.attention
         if made == "dq":
-            return [attention_rows(self.parts, plan.backward, layout, lists, True, again)]
+            return [rows.operations(plan.backward, True, again)]
         if made == "o":
-            return [attention_rows(self.parts, plan.forward, layout, lists)]
-        repeated = attention_rows(self.parts, plan.forward, layout, lists, again=again)
-        drops = dropped_rows(self.parts, layout, lists, again)
-        return [with_drops(repeated, drops, lists, layout.number[f"kv{again}"])]
+            return [rows.operations(plan.forward)]
+        repeated, drops = rows.operations(plan.forward, again=again), rows.dropped(again)
+        return [with_drops(repeated, drops, self.lists, self.layout.number[f"kv{again}"])]
 
     def tokens(self, name: str, layer: int = 0) -> Rows:
         """Returns the entry of a tensor of tokens at home."""
@@ -190,8 +198,9 @@ class BatchTemplates:
         ahead = self._gathered.ahead(range(rows.of.forward_window), True)
         gathers, before, after = self._gathered.outside_layers(TABLE)
         ops: Tables = [gathers, *(self._gathered.layer_gathers(layer) for layer in ahead)]
-        needs = before + self._gathered.entries((), ahead, self._gathered.held.of_layers_before)
-        leaves = after + self._gathered.entries(ahead, (), back=self._gathered.held.finds_copies) + self.tokens("x")
+        needs = [before, self._gathered.entries((), ahead, self._gathered.held.of_layers_before)]
+        found = self._gathered.entries(ahead, (), back=self._gathered.held.finds_copies)
+        leaves: Tables = [after, found, self.tokens("x")]
         return self.template("embedding", [*ops, *self._computed("embedding")], needs, leaves, "embedding")
 
     def fetch(self, name: str, forward: bool) -> Template:
@@ -204,44 +213,45 @@ class BatchTemplates:
             self._gathered.layer_gathers(layer) if forward else self._gathered.gathers_again(layer) for layer in ahead
         ]
         found = self._gathered.entries(ahead, (), back=not forward or self._gathered.held.finds_copies)
-        return self.template(name, ops, self._gathered.entries((), ahead, degree), found)
+        return self.template(name, ops, [self._gathered.entries((), ahead, degree)], [found])
 
     def _forward(self, section: str = "backward") -> Template:
         """Returns the template of a layer's forward. section: of its backward, for which it keeps something."""
         rows = self.parameters
-        gathers = self._gathered.layer_gathers(rows.of.forward_window) if self._gathered.gathers_layers else []
+        gathers = [self._gathered.layer_gathers(rows.of.forward_window)] if self._gathered.gathers_layers else []
         needs, leaves = self._gathered.around_layer(True)
-        leaves += self.tokens("x", 1) + self._saved(section)
         name, own = {KEPT: ("kept_forward", "forward"), DENSE_BACKWARD: (DENSE_FORWARD, DENSE_FORWARD)}.get(
             section, ("forward", "forward")
         )
-        ops: Tables = [gathers, *self._computed(own)]
-        return self.template(name, ops, needs + self.tokens("x"), leaves, own)
+        ops: Tables = [*gathers, *self._computed(own)]
+        left: Tables = [leaves, self.tokens("x", 1), self._saved(section)]
+        return self.template(name, ops, [needs, self.tokens("x")], left, own)
 
-    def _saved(self, section: str) -> Rows:
+    def _saved(self, section: str) -> Ints:
         """Returns the entries of what a forward keeps for its backward, of a section."""
         if section not in self._entries:
-            self._entries[section] = self._made_saved(self.formulas.saved(section))
+            self._entries[section] = np.concatenate(self._made_saved(self.formulas.saved(section)))
         return self._entries[section]
 
-    def _made_saved(self, saved: Sequence[str]) -> Rows:
-        found: Rows = []
+    def _made_saved(self, saved: Sequence[str]) -> list[Ints]:
+        found = list[Ints]()
         for name in saved:
             number = self.layout.number[name]
             tensor = self.layout.tensors[number]
             if tensor.axes == ("t",):
-                found += self.tokens(name)
+                found.append(np.array(self.tokens(name), np.int64))
             elif tensor.axes[1:] in (("e",), ("k",), ("n",)):
-                found += self.experts.saved(name)
+                found.append(np.array(self.experts.saved(name), np.int64).reshape(-1, len(ITEM_COLUMNS)))
             else:
                 complete = COMPLETE if tensor.nature == "sum" else 0
+                own: tuple[Ints, ...]
                 if name in ("q", "kv"):
-                    own = own_rows(self.parts, name, self.lists)
+                    own = self.attention.own(name)
                 else:
-                    tokens, cut = (self.linear.lists_of(axis, True) for axis in tensor.axes)
-                    own = [(gpu, int(tokens[gpu]), int(cut[gpu])) for gpu in self.linear.gpus(True).tolist()]
-                found += [[number, 0, self.lists.number(PLACE, [gpu]), *cells, complete, 0, 0] for gpu, *cells in own]
-        return found + kept_copy_rows(self.parts, saved, self.lists, self.layout.number)
+                    gpus = self.linear.gpus(True)
+                    own = gpus, *(self.linear.lists_of(axis, True)[gpus] for axis in tensor.axes)
+                found.append(entry_table(number, self.lists.places[own[0]], own[1:], complete))
+        return [*found, self.attention.kept_copies(saved)]
 
     @property
     def _head_there(self) -> Sequence[str]:
@@ -254,12 +264,12 @@ class BatchTemplates:
         gathers, had, has = self._gathered.outside_layers(rows.of.of_head, self._head_there)
         kept = rows.of.degrees.secondary
         ops: Tables = [gathers, *(self._gathered.gathers_again(layer) for layer in ahead)]
-        ops += [*self._computed("head"), self._loss_summed]
+        computed: Tables = [*self._computed("head"), self._loss_summed]
         before, after, reductions = self.contributions.entries("head", gradients)
-        needs = had + self._gathered.entries((), ahead, kept) + self.tokens("x") + before
-        leaves = has + self._gathered.entries(ahead, (), back=True) + self.tokens("dx") + after
         lost, losses = self._losses(loss)
-        return self.template("head", [*ops, reductions], needs + lost, leaves + losses, "head")
+        needs: Tables = [had, self._gathered.entries((), ahead, kept), self.tokens("x"), before, lost]
+        leaves: Tables = [has, self._gathered.entries(ahead, (), back=True), self.tokens("dx"), after, losses]
+        return self.template("head", [*ops, *computed, reductions], needs, leaves, "head")
 
     @property
     def _loss_summed(self) -> Rows:
@@ -277,16 +287,16 @@ class BatchTemplates:
     def _backward(self, gradients: dict[str, Ints], section: str = "backward") -> Template:
         rows = self.parameters
         again = "~" if section != KEPT and "o~" in self.layout.number else ""
-        gathers = self._gathered.gathers_again(-rows.of.window) if rows.of.gathered else []
-        ops: Tables = [gathers, *self._computed(section, again)]
+        gathers = [self._gathered.gathers_again(-rows.of.window)] if rows.of.gathered else []
+        ops: Tables = [*gathers, *self._computed(section, again)]
         before, after, reductions = self.contributions.entries(section, gradients)
         needs, leaves = self._gathered.around_layer(False)
-        needs += self.tokens("dx", 1) + self._saved(section) + before
-        return self.template(section, [*ops, reductions], needs, leaves + self.tokens("dx") + after, section)
+        found: Tables = [needs, self.tokens("dx", 1), self._saved(section), before]
+        return self.template(section, [*ops, reductions], found, [leaves, self.tokens("dx"), after], section)
 
     def _embedding_backward(self, gradients: dict[str, Ints], begun: Mapping[str, Ints]) -> Template:
         """Returns the template of the table's gradient. begun: contributions before the micro-batch."""
         ops = self._computed("embedding_backward")
         before, after, reductions = self.contributions.entries("embedding_backward", gradients, begun)
-        needs = self.tokens("dx") + before
-        return self.template("embedding_backward", [*ops, reductions], needs, after, "embedding_backward")
+        needs = [self.tokens("dx"), before]
+        return self.template("embedding_backward", [*ops, reductions], needs, [after], "embedding_backward")

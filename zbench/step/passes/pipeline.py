@@ -4,6 +4,7 @@ A template is played for every stage, from its first place on. Micro-batches go 
 (Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1): the order of instances is all there is to it.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -110,8 +111,8 @@ def _border(batch: BatchTemplates, name: str) -> Template:
         sends.append(operation_row(SEND, number, ends, [int(own[gpu])], "stages", 1))
         far.append([number, 1, batch.lists.number(PLACE, [places + gpu]), int(own[gpu]), -1, 0, 0, 0])
     near = batch.tokens(name, 1)
-    sides = (near, far) if name == "x" else (far, near)
-    return batch.template(f"send_{name}", [sends], *sides)
+    needs, leaves = (near, far) if name == "x" else (far, near)
+    return batch.template(f"send_{name}", [sends], [needs], [leaves])
 
 
 def pipeline_order(
@@ -181,9 +182,11 @@ def first_alike(plans: Sequence[Plan], apart: int = 0, shares: Sequence[tuple[fl
     alike then, too."""
     if len(plans) == 1:
         return [0]
-    first: dict[tuple[bytes, int, tuple[float, ...]], int] = {}
-    each = shares or ((),) * len(plans)
-    keys = ((plan_digest(plan), min(number, apart), each[number]) for number, plan in enumerate(plans))
+    first: dict[tuple[bytes, bytes, int, tuple[float, ...]], int] = {}
+    each, lengths = shares or ((),) * len(plans), [plan.lengths.tobytes() for plan in plans]
+    often = Counter(lengths)  # plans of other lengths than all others need no digest to be told apart
+    digests = (plan_digest(plan) if often[own] > 1 else b"" for plan, own in zip(plans, lengths, strict=True))
+    keys = ((lengths[number], one, min(number, apart), each[number]) for number, one in enumerate(digests))
     return [first.setdefault(key, number) for number, key in enumerate(keys)]
 
 

@@ -6,17 +6,21 @@ gathered over the group, and sums over slices are reduced to the tokens' homes (
 2205.05198). In a group of one GPU none of this is there.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.plans.columns import Lists
 from zbench.step.formula import Formula, Reference
 from zbench.step.layers import is_sliced
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import COMPUTE, GATHER, REDUCE, operation_row, operation_table
+from zbench.step.passes.parameters.kept_tables import KeptTables
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.router.seats import TOGETHER
 
@@ -26,7 +30,8 @@ class LinearModules:
     """Makes the operations of linear and elementwise formulas, and what is exchanged in groups between them.
 
     moved: what was gathered or reduced in the template so far. columns: the lists of a slot, by GPU, that were made so
-    far, by (index, whether tokens are the group's).
+    far, by (index, whether tokens are the group's); made: contributions, by (whether tokens are the group's, how many
+    for each part of them).
     """
 
     parts: PlanParts
@@ -34,6 +39,7 @@ class LinearModules:
     lists: ListTable
     moved: set[tuple[int, str, bool]] = field(default_factory=set)
     columns: dict[tuple[str, bool], Ints] = field(default_factory=dict)
+    made: dict[tuple[bool, int], Ints] = field(default_factory=dict)
 
     def fresh(self) -> "LinearModules":
         """Returns the same for another template, in which nothing was exchanged so far."""
@@ -49,6 +55,31 @@ class LinearModules:
         found.append(operation_table(COMPUTE, number, gpus, slots, "compute"))
         return found
 
+    def runs(self, numbers: Sequence[int], between: Sequence[int], tables: KeptTables) -> tuple[Ints, ...]:
+        """Returns the operations of a template's formulas but for some of them, which are attention's: those before the
+        first of these as a table, those between it and the next one, and so on. tables: that are kept of the job."""
+        key = "linear", tuple(numbers), tuple(between), self._named
+        return tables.of_numbers(key, lambda: self.fresh()._made_runs(numbers, between))
+
+    def _made_runs(self, numbers: Sequence[int], between: Sequence[int]) -> list[Ints]:
+        found: list[list[Ints]] = [[operation_table(COMPUTE, 0, np.zeros(0, np.int64), [], "compute")]]
+        for number in numbers:
+            if number in between:
+                found.append(found[0][:1])
+            else:
+                found[-1] += self.rows(number)
+        return [np.concatenate(tables) for tables in found]
+
+    @cached_property
+    def _named(self) -> tuple[bytes, ...]:
+        """The numbers of GPUs and of lists that operations of linear modules name."""
+        size, degree = self.parts.num_gpus, self.parts.degree
+        rows = [*self.parts.gpus, self.lists_of("t", False), self.lists_of("t", True)]
+        rows += [self.lists_of(index, False) for index in ("h", "g", "f", "v", "w") if index in self.layout.index]
+        if degree > 1:
+            rows.append(self.lists.all_of(PLACE, Lists(np.arange(0, size + 1, degree), np.arange(size))))
+        return tuple(one.tobytes() for one in rows)
+
     def gpus(self, sliced: bool) -> Ints:
         """Returns the GPUs that have tokens, of their own or in their group."""
         return self.parts.gpus[sliced]
@@ -59,14 +90,22 @@ class LinearModules:
         if key not in self.columns:
             alike = index not in ("t", TOGETHER)  # in all groups
             gpus = self.parts.degree if alike else self.parts.num_gpus
-            found = np.array([self._list(index, gpu, sliced) for gpu in range(gpus)], np.int64)
+            if index == "t":
+                found = self._tokens(sliced)
+            else:
+                found = np.array([self._list(index, gpu, sliced) for gpu in range(gpus)], np.int64)
             self.columns[key] = np.tile(found, self.parts.num_gpus // self.parts.degree) if alike else found
         return self.columns[key]
 
+    def _tokens(self, sliced: bool) -> Ints:
+        """Returns the list of each GPU's tokens, or of its group's, -1 where it has none."""
+        rows = self.parts.together if sliced else self.parts.own
+        some = rows.lengths > 0
+        found = np.full(len(rows), -1, np.int64)
+        found[some] = self.lists.all_of("t", Lists(np.cumsum([0, *rows.lengths[some]]), rows.items))
+        return np.repeat(found, self.parts.degree) if sliced else found
+
     def _list(self, index: str, gpu: int, sliced: bool) -> int:
-        if index == "t":
-            tokens = self.group(gpu) if sliced else self.own(gpu)
-            return self.lists.number("t", tokens) if len(tokens) else -1
         if index == TOGETHER:
             own = self.parts.routed_own[gpu]
             return self.lists.number(index, own) if len(own) else -1
@@ -113,7 +152,13 @@ class LinearModules:
         """Returns how many contributions every GPU makes to each cell of its slice of a gradient, -1 if it has no part
         in it."""
         sliced = is_sliced(formula)
-        tokens = self.parts.parts_by_gpu(sliced)
         indices = [self.layout.index_of(slot) for slot in formula.slots]
         each = [len(self.of_slice(index, 0)) // self.parts.slices_of_gpu for index in indices if index != "t"]
-        return np.where(tokens > 0, tokens * prod(each), -1)
+        return self._contributions(sliced, prod(each))
+
+    def _contributions(self, sliced: bool, each: int) -> Ints:
+        """Returns so many contributions for each part of tokens of a GPU, or its group, -1 where there is none."""
+        if (sliced, each) not in self.made:
+            tokens = self.parts.parts_by_gpu(sliced)
+            self.made[sliced, each] = np.where(tokens > 0, tokens * each, -1)
+        return self.made[sliced, each]

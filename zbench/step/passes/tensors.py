@@ -11,13 +11,7 @@ from zbench.describe.model import Model
 from zbench.describe.routing.room import SEAT_BYTES
 from zbench.step.formula import Formula, Reference
 from zbench.step.layers import COUNTS, EVERY_COUNT, GROUP_COUNTS
-from zbench.step.passes.parameters.zero import (
-    GRADIENT_BYTES,
-    MOMENT_BYTES,
-    WHOLE,
-    ShardedParameters,
-    weight_elements,
-)
+from zbench.step.passes.parameters.zero import ShardedParameters
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.router.seats import SEATS, RouterSeats
 from zbench.step.tensor import Tensor
@@ -36,16 +30,17 @@ def tensors_of(
 ) -> tuple[Tensor, ...]:
     """Returns the tensors that formulas make, and the parameters. merges: of sums that are not added. kinds: of layers,
     of what layers of one kind alone make."""
-    weights = (*parameters.of_layers, *parameters.outside)
-    found = {name: one for weight in weights for name, one in parameter_tensors(model, weight, parameters).items()}
-    tokens, units = parts.home, _units(model, parts.experts.tensor_parallel)
+    found = dict(parameters.tensors)
+    homes: dict[tuple[str, ...], Ints] = {("t",): parts.home}
+    units = _units(model, parts.experts.tensor_parallel)
     for formula in formulas:
         for result in formula.results:
             name = result.tensor
             if name in found:
                 continue
             axes = tuple(axis.map or {"s": "t"}.get(axis.slot, axis.slot) for axis in result.axes)
-            home = tokens if axes == ("t",) else _sliced_home(axes, parts) if axes else np.zeros(1, np.int64)
+            if axes not in homes:
+                homes[axes] = _sliced_home(axes, parts) if axes else np.zeros(1, np.int64)
             nature = _NATURE[formula.action]
             merge = merges.get(name.rstrip("~"), "add") if nature == "sum" else ""
             amounts, counted_by = parts.routed(axes), ""
@@ -53,7 +48,7 @@ def tensors_of(
                 amounts, counted_by = _counted(name, axes, amounts, parts)
             size = _unit(units, model, name)
             layers = kinds.get(name) or _layers(result)
-            found[name] = Tensor(name, axes, nature, merge, layers, size, home, 0, amounts, counted_by)
+            found[name] = Tensor(name, axes, nature, merge, layers, size, homes[axes], 0, amounts, counted_by)
     return tuple(found.values())
 
 
@@ -80,20 +75,6 @@ def _sliced_home(axes: tuple[str, ...], parts: PlanParts) -> Ints:
     share = {one.fine: one.part for one in parts.maps if one.coarse == "j"}[axes[1]] // parts.slices_of_gpu
     group = parts.home // parts.degree
     return (group[:, None] * parts.degree + share).reshape(-1)
-
-
-def parameter_tensors(model: Model, weight: str, parameters: ShardedParameters) -> dict[str, Tensor]:
-    """Returns a parameter, its gradient and its optimizer state."""
-    axes, home = parameters.axes(weight), parameters.home(weight)
-    layers = "none" if weight in parameters.outside else parameters.kinds[weight]
-    elements = weight_elements(model)[weight] if weight in WHOLE else 1
-    gradient, state = max(GRADIENT_BYTES, model.element_bytes), max(MOMENT_BYTES, 3 * model.element_bytes)
-    size, moments, summed = (each * elements for each in (model.element_bytes, state, gradient))
-    return {
-        weight: Tensor(weight, axes, "state", "", layers, size, home),
-        f"d{weight}": Tensor(f"d{weight}", axes, "sum", "add", layers, summed, home),
-        f"s{weight}": Tensor(f"s{weight}", axes, "state", "", layers, moments, home),
-    }
 
 
 def _unit(units: Mapping[str, int], model: Model, name: str) -> int:

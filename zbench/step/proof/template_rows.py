@@ -67,7 +67,7 @@ def items_of_contracts(entries: Ints, ends: Ints, tables: WalkTables) -> tuple[I
     found, ends = _expanded(entries, ends, tables)
     order = found[7] + (int(found[7].max(initial=0)) + 1) * np.repeat(np.arange(len(ends) - 1), np.diff(ends))
     if (order[1:] < order[:-1]).any():
-        found = found[:, np.argsort(order, kind="stable")]
+        found = np.take(found, np.argsort(order, kind="stable"), axis=1)
     return ItemRows(*found), ends
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zbench.describe.arrays import Ints
 from zbench.describe.degrees import WORLD
 from zbench.step.passes.parameters.gradients import GradientRows
 from zbench.step.passes.parameters.held import HeldParameters
@@ -12,8 +13,8 @@ Rows = list[list[int]]
 
 @dataclass(frozen=True, slots=True)
 class GatheredParameters:
-    """The parameters of a micro-batch's templates. rows: what the operations and entries of parameters are made by.
-    held: the degrees by which the micro-batch finds and leaves them."""
+    """The parameters of a micro-batch's templates, as tables of operations and entries that no batch changes. rows:
+    what these are made by. held: the degrees by which the micro-batch finds and leaves parameters."""
 
     rows: GradientRows
     held: HeldParameters
@@ -28,16 +29,17 @@ class GatheredParameters:
         """Whether the forward gathers parameters of layers and of the head, which may be there already."""
         return self._gathers and not self.rows.of.gathered_first
 
-    def layer_gathers(self, layer: int) -> Rows:
+    def layer_gathers(self, layer: int) -> Ints:
         """Returns what brings the parameters of a layer to every GPU in a forward. layer: its offset."""
         if self.held.finds_copies:
             return self.gathers_again(layer)
-        return self._first_gathers(self.rows.of.of_layers, layer)
+        weights = self.rows.of.of_layers
+        return self.rows.kept(("layer", self.held, layer), lambda: [self._first_gathers(weights, layer)])[0]
 
-    def gathers_again(self, layer: int) -> Rows:
+    def gathers_again(self, layer: int) -> Ints:
         """Returns what brings the parameters of a layer to every GPU from what stays for backwards."""
-        of = self.rows.of
-        return self.rows.gathers(of.of_layers, of.degrees.secondary, layer, True)
+        weights, degree = self.rows.of.of_layers, self.rows.of.degrees.secondary
+        return self.rows.kept(("again", layer), lambda: [self.rows.gathers(weights, degree, layer, True)])[0]
 
     def _first_gathers(self, weights: tuple[str, ...], layer: int = 0) -> Rows:
         """Returns what brings parameters to every GPU in a forward: in the first one those that were updated come to
@@ -47,9 +49,14 @@ class GatheredParameters:
             return rows.gathers(weights, self.held.before, layer)
         return rows.refreshes(weights, layer) + rows.gathers(weights, of.degrees.weights, layer)
 
-    def outside_layers(self, weights: Sequence[str], again: Sequence[str] = ()) -> tuple[Rows, Rows, Rows]:
+    def outside_layers(self, weights: Sequence[str], again: Sequence[str] = ()) -> tuple[Ints, Ints, Ints]:
         """Returns the gathers of parameters that are of no layer, and their entries before and after them. again: of
         those the ones that the micro-batch has used before; gathered once, they are still there."""
+        key = "outside", self.held, tuple(weights), tuple(again)
+        gathers, before, after = self.rows.kept(key, lambda: self._outside_layers(weights, again))
+        return gathers, before, after
+
+    def _outside_layers(self, weights: Sequence[str], again: Sequence[str]) -> tuple[Rows, Rows, Rows]:
         rows, held = self.rows, self.rows.of.degrees.weights
         stays = again if rows.of.gathered_once else ()
         there = [weight for weight in weights if not self._gathers or weight in stays]
@@ -66,9 +73,13 @@ class GatheredParameters:
         """Returns the offsets of layers that are gathered ahead; a backward gathers them with stage 3 alone."""
         return tuple(layers) if (self.gathers_layers if forward else self.rows.of.gathered) else ()
 
-    def entries(self, gathered: Sequence[int], held: Sequence[int], degree: int = WORLD, back: bool = False) -> Rows:
+    def entries(self, gathered: Sequence[int], held: Sequence[int], degree: int = WORLD, back: bool = False) -> Ints:
         """Returns the entries of a layer's parameters, by the offsets of layers that are gathered, or held by a degree
         alone. back: gathered for a backward."""
+        key = "entries", tuple(gathered), tuple(held), degree, back
+        return self.rows.kept(key, lambda: [self._entries(gathered, held, degree, back)])[0]
+
+    def _entries(self, gathered: Sequence[int], held: Sequence[int], degree: int, back: bool) -> Rows:
         found = []
         for weight in self.rows.of.of_layers:
             for layer in gathered:
@@ -77,7 +88,7 @@ class GatheredParameters:
                 found += self.rows.held(weight, weight, degree, layer)
         return found
 
-    def around_layer(self, forward: bool) -> tuple[Rows, Rows]:
+    def around_layer(self, forward: bool) -> tuple[Ints, Ints]:
         """Returns what a layer's template needs and leaves of parameters."""
         of = self.rows.of
         back = not forward or self.held.finds_copies

@@ -1,5 +1,7 @@
 """The optimizer: every parameter is updated where its state is, and kept there alone where that is its home."""
 
+from functools import partial
+
 import numpy as np
 
 from zbench.describe.arrays import Ints
@@ -9,7 +11,7 @@ from zbench.step.lists import ListTable
 from zbench.step.operations import COMPUTE, Operations, operation_row
 from zbench.step.passes.parameters.gradients import GradientRows
 from zbench.step.passes.parameters.zero import WHOLE, ShardedParameters
-from zbench.step.template import Items, Template
+from zbench.step.template import ITEM_COLUMNS, Items, Template
 
 
 def optimizer_template(
@@ -19,20 +21,25 @@ def optimizer_template(
 
     totals: contributions of every GPU to each gradient when it is complete. layout: its number and itself.
     """
-    of, lists = rows.of, rows.lists
-    ops: list[list[int]] = []
-    needs: list[list[int]] = []
-    leaves: list[list[int]] = []
-    formulas = []
+    ops, needs, leaves, formulas = list[Ints](), list[Ints](), list[Ints](), list[int]()
     for weight in weights:
-        formula = layout[1].labels.index(weight)
-        formulas.append(formula)
-        ops += updates_of(formula, weight, of, lists)
-        state, cut = f"s{weight}", of.degrees
-        needs += rows.held(weight, weight, cut.weights) + rows.held(state, weight, cut.optimizer)
-        needs += rows.gradients(weight, totals[weight], True)
-        leaves += rows.held(state, weight, cut.optimizer, version=1) + rows.resting(weight, version=1)
-    return Template(name, layout[0], Operations.of(ops), tuple(formulas), Items.of(needs), Items.of(leaves))
+        formulas.append(layout[1].labels.index(weight))
+        made = partial(_kept_rows, formulas[-1], weight, rows)
+        updates, before, after = rows.kept(("updates", weight), made)
+        gradients = np.array(rows.gradients(weight, totals[weight], True), np.int64).reshape(-1, len(ITEM_COLUMNS))
+        ops.append(updates)
+        needs += [before, gradients]
+        leaves.append(after)
+    sides = Items.of_tables(needs), Items.of_tables(leaves)
+    return Template(name, layout[0], Operations.of_tables(ops), tuple(formulas), *sides)
+
+
+def _kept_rows(formula: int, weight: str, rows: GradientRows) -> list[list[list[int]]]:
+    """Returns the updates of a parameter, and the entries of it and its state before and after them."""
+    state, cut = f"s{weight}", rows.of.degrees
+    before = rows.held(weight, weight, cut.weights) + rows.held(state, weight, cut.optimizer)
+    after = rows.held(state, weight, cut.optimizer, version=1) + rows.resting(weight, version=1)
+    return [updates_of(formula, weight, rows.of, rows.lists), before, after]
 
 
 def updates_of(formula: int, weight: str, of: ShardedParameters, lists: ListTable) -> list[list[int]]:

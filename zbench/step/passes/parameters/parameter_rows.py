@@ -1,7 +1,7 @@
 """Operations and contract entries of parameters: which GPUs have which parts of them, and gathers and reductions."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
@@ -12,6 +12,7 @@ from zbench.describe.degrees import WORLD
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import GATHER, operation_row
+from zbench.step.passes.parameters.kept_tables import KeptTables
 from zbench.step.passes.parameters.lossy import LossyHops
 from zbench.step.passes.parameters.zero import WHOLE, ShardedParameters
 from zbench.step.template import AT_HOME
@@ -19,11 +20,16 @@ from zbench.step.template import AT_HOME
 
 @dataclass(frozen=True)
 class ParameterRows:
-    """Makes the operations and contract entries of parameters in a layout."""
+    """Makes the operations and contract entries of parameters in a layout. tables: that are kept of them."""
 
     of: ShardedParameters
     layout: StepLayout
     lists: ListTable
+    tables: KeptTables = field(default_factory=KeptTables)
+
+    def kept(self, key: Hashable, make: Callable[[], Sequence[Ints | list[list[int]]]]) -> tuple[Ints, ...]:
+        """Returns the tables that `make` makes, as zbench.step.passes.parameters.kept_tables.KeptTables.of does."""
+        return self.tables.of(self.lists, key, make)
 
     @cached_property
     def hops(self) -> LossyHops:

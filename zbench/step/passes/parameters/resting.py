@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 
+from zbench.describe.arrays import Ints
 from zbench.step.passes.parameters.gradients import GradientRows
 from zbench.step.passes.parameters.parameter_rows import moved_entries
 
 Rows = list[list[int]]
 
 
-def resting_entries(rows: GradientRows, version: int, last: int) -> Rows:
+def resting_entries(rows: GradientRows, version: int, last: int) -> Ints:
     """Returns the entries of all parameters and their optimizer state before a step, or after it.
 
     version: 0 before the step, 1 after it. last: the first place of the last stage, which has what is after the layers.
@@ -18,7 +19,7 @@ def resting_entries(rows: GradientRows, version: int, last: int) -> Rows:
         state = rows.held(f"s{weight}", weight, rows.of.degrees.optimizer, version=version)
         return rows.resting(weight, version) + state
 
-    return entries_of_stages(rows, last, of)
+    return rows.kept(("resting", version, last), lambda: [entries_of_stages(rows, last, of)])[0]
 
 
 def entries_of_stages(rows: GradientRows, last: int, of: Callable[[str], Rows]) -> Rows:

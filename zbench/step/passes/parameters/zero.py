@@ -32,8 +32,11 @@ from zbench.describe.layers.model_parameters import TIED, TWO_TABLES, VALUE, WOR
 from zbench.describe.model import LINEAR, Model
 from zbench.describe.overlap import ALL, END, StepOverlap
 from zbench.describe.overlap import LAYER as EACH_LAYER
+from zbench.step.form import LayoutForm
 from zbench.step.index import Index
-from zbench.step.tensor import FOLLOWING, LAYER, LEADING
+from zbench.step.lists import PLACE
+from zbench.step.passes.parameters.kept_tables import KeptTables
+from zbench.step.tensor import FOLLOWING, LAYER, LEADING, Tensor
 
 STAGES = ("none", "1", "2", "3")
 _DEGREES = dict(zip(STAGES, BY_STRATEGY.values(), strict=True))
@@ -378,6 +381,35 @@ class ShardedParameters:
             every = np.arange(self.num_gpus)
             self._members[count] = [(share, every[share::count]) for share in range(count)] or [(-1, every)]
         return self._members[count]
+
+    @cached_property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Every parameter, its gradient and its optimizer state, by their names."""
+        found = dict[str, Tensor]()
+        element, elements = self.model.element_bytes, weight_elements(self.model)
+        for weight in (*self.of_layers, *self.outside):
+            axes, home, count = self.axes(weight), self.home(weight), elements[weight] if weight in WHOLE else 1
+            layers = "none" if weight in self.outside else self.kinds[weight]
+            for name, nature, size in (
+                (weight, "state", element),
+                (f"d{weight}", "sum", max(GRADIENT_BYTES, element)),
+                (f"s{weight}", "state", max(MOMENT_BYTES, 3 * element)),
+            ):
+                merge = "add" if nature == "sum" else ""
+                found[name] = Tensor(name, axes, nature, merge, layers, size * count, home)
+        return found
+
+    def tables(self, form: LayoutForm, places: int) -> KeptTables:
+        """Returns what was made of these parameters in layouts of a form, on so many places, and no batch changes."""
+        key = form, places
+        if key not in self._tables:
+            axes = (axis for weight in (*self.of_layers, *self.outside) for axis in self.axes(weight))
+            self._tables[key] = KeptTables({PLACE, *axes})
+        return self._tables[key]
+
+    @cached_property
+    def _tables(self) -> dict[tuple[LayoutForm, int], KeptTables]:
+        return {}
 
     @cached_property
     def _homes(self) -> dict[str, Ints]:

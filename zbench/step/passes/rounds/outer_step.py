@@ -35,7 +35,6 @@ from zbench.step.operations import COMPUTE, GATHER, REDUCE, Operations, operatio
 from zbench.step.passes.parameters.parameter_rows import moved_entries
 from zbench.step.passes.parameters.zero import GRADIENT_BYTES, WHOLE, axes_of, weight_elements
 from zbench.step.passes.rounds.outer_parameters import OuterParameters
-from zbench.step.passes.tensors import parameter_tensors
 from zbench.step.template import ACROSS, AT_HOME, Instance, Items, StageStart, Step, Template
 from zbench.step.tensor import BORDER, FOLLOWING, LEADING, NONE, Tensor
 
@@ -131,8 +130,8 @@ class _Outer:
 
     def _tensors(self, weight: str) -> Iterator[Tensor]:
         """Yields a parameter with its state and sum, and its outer parameter, momentum, and copy of that."""
-        known, size = parameter_tensors(self.model, weight, self.of), max(GRADIENT_BYTES, self.model.element_bytes)
-        yield from known.values()
+        known, size = self.of.tensors, max(GRADIENT_BYTES, self.model.element_bytes)
+        yield from (known[f"{kind}{weight}"] for kind in ("", "d", "s"))
         one, unit = known[weight], size * (weight_elements(self.model)[weight] if weight in WHOLE else 1)
         for name, nature in (("p", "state"), ("m", "state"), ("c", "copy")):
             yield Tensor(f"{name}{weight}", one.axes, nature, "", one.layers, unit, one.home)
