@@ -2,6 +2,7 @@
 and fragments; what it sends to and from hosts, where things rest, and what is refused."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,7 +69,7 @@ def test_fragments_of_a_model_whose_first_layers_are_dense(kind: str, fragments:
 def test_fragments_with_parameters_of_dense_layers_on_hosts(fragments: int) -> None:
     """Of the dense one alone, of one with experts behind it, or of all; beside state of the last two or of none."""
     for parameters, offload in ((1, "none"), (2, "optimizer"), (4, "none")):
-        state = {"offload": offload, "optimizer_layers": 2 if offload == "optimizer" else "all"}
+        state: dict[str, Any] = {"offload": offload, "optimizer_layers": 2 if offload == "optimizer" else "all"}
         model = replace(DENSE_FIRST, sharding="zero3", parameter_layers=parameters, **state)
         steps = WorkerSteps("test", model, (4, 2), RoundSync(STREAMING_DILOCO, 6, fragments=fragments))
         for fragment in range(fragments):

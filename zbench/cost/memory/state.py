@@ -20,7 +20,7 @@ class ParameterCount(NamedTuple):
 
 
 class HostedLayers(NamedTuple):
-    """What of a stage's layers is in host memory, and so on no GPU: numbers of layers, and of their parameters."""
+    """Layers of a stage of which something is in host memory, and so on no GPU: how many, and their parameters."""
 
     layers: int
     params: ParameterCount
