@@ -61,11 +61,9 @@ class Variant:
 
 @dataclass(frozen=True)
 class PlayedInstance:
-    """An instance of a program: its entry in the step's order and that one's run, its template, the layer and the
-    variant."""
+    """An instance of a program: its entry in the step's order, its template, the layer and the variant."""
 
     entry: int
-    run: int
     template: int
     layer: int
     variant: Variant
