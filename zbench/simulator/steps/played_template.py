@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -68,15 +69,14 @@ class PlayedTemplate:
         return NamedPairs(*named_pairs(self.ops, *contract, self.layout.lists.offsets, len(self.nature)))
 
     @cached_property
-    def touched(self) -> Ints:
-        """The (tensor, layer offset) pairs that transfers and the contract are of, each once, int64 [n, 2]."""
-        codes = self.pairs.touched
-        return np.stack([codes // OFFSETS, codes % OFFSETS - OFFSETS // 2], axis=1)
+    def touched(self) -> list[tuple[int, int]]:
+        """The (tensor, layer offset) pairs that transfers and the contract are of, each once."""
+        return [(code // OFFSETS, code % OFFSETS - OFFSETS // 2) for code in self.pairs.touched.tolist()]
 
     @cached_property
     def reach(self) -> int:
         """One more than the layers between an instance's and the farthest that is touched."""
-        return 1 + int(np.abs(self.touched[:, 1]).max(initial=0))
+        return 1 + max((abs(offset) for _, offset in self.touched), default=0)
 
     def missing(self, before: int, after: int, leading: int) -> tuple[tuple[int, int], ...]:
         """Returns those of what is touched that are not there for an instance, as the parameters of a layer after the
@@ -84,7 +84,7 @@ class PlayedTemplate:
         how many layers of the first kind stand from the instance's on, below 0: behind how many it stands."""
         spans: dict[str, tuple[int, int]] = {}
         found = []
-        for tensor, offset in self.touched.tolist():
+        for tensor, offset in self.touched:
             one = self.layout.tensors[tensor]
             if one.layers not in spans:
                 spans[one.layers] = one.layers_of(-before, after, leading)
@@ -94,13 +94,12 @@ class PlayedTemplate:
         return tuple(found)
 
 
-def played_templates(step: Step, templates: Sequence[Template], plan: Plan | None, cost: Cost) -> list[PlayedTemplate]:
+def played_templates(step: Step, sizes: Sizes, plan: Plan | None, cost: Cost) -> list[PlayedTemplate]:
     """Prepares templates of one layout of a step that was proven. plan: of its micro-batch, where it has attention."""
-    sizes = Sizes(step.layouts[templates[0].layout], templates)
     moved, seconds = sizes.moved(step.encodings), compute_seconds(sizes, plan, cost, step.num_hosts)
     return [
         _played(step, one, plan, sizes, (moved[begin:end], seconds[begin:end]))
-        for one, begin, end in zip(templates, sizes.begin[:-1].tolist(), sizes.begin[1:].tolist(), strict=True)
+        for one, (begin, end) in zip(sizes.templates, pairwise(sizes.begin.tolist()), strict=True)
     ]
 
 

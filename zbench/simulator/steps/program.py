@@ -19,6 +19,8 @@ from zbench.cost.cost import Cost
 from zbench.describe.arrays import Ints
 from zbench.plans.plan import Plan
 from zbench.simulator.steps.assembly import StackedVariants, assembled_hops, stacked_variants
+from zbench.simulator.steps.computes.sizes import Sizes
+from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
 from zbench.simulator.steps.hop_by_hop import HopByHop
 from zbench.simulator.steps.host_order import edges_across
 from zbench.simulator.steps.instances import Likeness, PlayedInstances, StepOrder
@@ -118,6 +120,7 @@ class StepParts:
     cost: Cost
     lasting: dict[str, Any] = field(default_factory=dict)
     _before: "StepParts | None" = None  # the same on a machine of other speeds
+    _arrays: dict[int, LayoutArrays] = field(default_factory=dict)
     _templates: dict[int, PlayedTemplate] = field(default_factory=dict)
     _alike: dict[Likeness, Variant] = field(default_factory=dict)
     _variants: dict[tuple[Any, ...], Variant] = field(default_factory=dict)  # by template, and as `_lowered`
@@ -139,6 +142,12 @@ class StepParts:
             self._prepare(self.step.same_layouts[self.step.templates[number].layout])
         return self._templates[number]
 
+    def arrays(self, layout: int) -> LayoutArrays:
+        """Returns a layout as arrays."""
+        if layout not in self._arrays:
+            self._arrays[layout] = LayoutArrays.of(self.step.layouts[layout])
+        return self._arrays[layout]
+
     @cached_property
     def _numbers(self) -> dict[int, list[int]]:
         """The templates of each layout, of layouts that are the same by the first of them."""
@@ -158,7 +167,8 @@ class StepParts:
             alike.setdefault(key, []).append(number)
         firsts = [numbers[0] for numbers in alike.values()]
         if self._before is None:
-            found = played_templates(self.step, [templates[number] for number in firsts], plan, self.cost)
+            sizes = Sizes(self.step.layouts[layout], [templates[number] for number in firsts], self.arrays(layout))
+            found = played_templates(self.step, sizes, plan, self.cost)
         else:
             found = [self._before.template(number) for number in firsts]
             if self._before.cost != self.cost:
