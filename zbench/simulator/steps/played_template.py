@@ -31,7 +31,8 @@ _ATTENTION = QUEUES.index("attention")
 @dataclass(frozen=True)
 class PlayedTemplate:
     """A template with what the clock needs of it. ops: int64 [n, columns]. moved: bytes of every operation; lead: the
-    first one of its message. seconds: of computes. flow: between the first ones of messages."""
+    first one of its message. seconds: of computes. flow: between the first ones of messages. pairs: of a tensor and a
+    layer offset that it names."""
 
     step: Step
     template: Template
@@ -41,6 +42,7 @@ class PlayedTemplate:
     lead: Ints
     seconds: Floats
     flow: Flow
+    pairs: NamedPairs
 
     @cached_property
     def size(self) -> Ints:
@@ -61,12 +63,6 @@ class PlayedTemplate:
     def nature(self) -> Ints:
         """The nature of every tensor, as in zbench.step.tensor, int64 [tensors]."""
         return self.flow.tables.nature
-
-    @cached_property
-    def pairs(self) -> NamedPairs:
-        """The pairs of a tensor and a layer offset that it names."""
-        contract = self.template.needs.table, self.template.leaves.table
-        return NamedPairs(*named_pairs(self.ops, *contract, self.layout.lists.offsets, len(self.nature)))
 
     @cached_property
     def touched(self) -> list[tuple[int, int]]:
@@ -104,12 +100,15 @@ def played_templates(step: Step, sizes: Sizes, plan: Plan | None, cost: Cost) ->
 
 
 def timed_templates(
-    step: Step, templates: Sequence[PlayedTemplate], plan: Plan | None, cost: Cost
+    step: Step, sizes: Sizes, known: Sequence[PlayedTemplate], plan: Plan | None, cost: Cost
 ) -> list[PlayedTemplate]:
-    """Returns templates of one layout of a step on a machine of other speeds. plan: as of `played_templates`."""
-    sizes = Sizes(templates[0].layout, [one.template for one in templates])
+    """Returns templates as they are known, of a step that is the same, with other seconds. The others as of
+    `played_templates`."""
     seconds = np.split(compute_seconds(sizes, plan, cost, step.num_hosts), sizes.begin[1:-1])
-    return [replace(one, seconds=each) for one, each in zip(templates, seconds, strict=True)]
+    return [
+        replace(one, step=step, template=template, layout=sizes.layout, seconds=each)
+        for one, template, each in zip(known, sizes.templates, seconds, strict=True)
+    ]
 
 
 def _played(
@@ -132,7 +131,9 @@ def _played(
     rows = flow.rows.copy()
     rows[:, 1] = lead[rows[:, 1]]
     flow = replace(flow, producer=producer, consumer=consumer, rows=rows)
-    return PlayedTemplate(step, template, layout, ops, moved, lead, seconds, flow)
+    contract = template.needs.table, template.leaves.table
+    pairs = NamedPairs(*named_pairs(ops, *contract, layout.lists.offsets, len(layout.tensors)))
+    return PlayedTemplate(step, template, layout, ops, moved, lead, seconds, flow, pairs)
 
 
 def _message_bytes(lead: Ints, moved: Ints) -> Ints:

@@ -26,6 +26,7 @@ from zbench.simulator.steps.host_order import edges_across
 from zbench.simulator.steps.instances import Likeness, PlayedInstances, StepOrder
 from zbench.simulator.steps.lower import ClusterPorts, all_queues, gpu_queues, ports_of
 from zbench.simulator.steps.played_template import PlayedTemplate, played_templates, timed_templates
+from zbench.simulator.steps.same_step import is_same
 from zbench.simulator.steps.trains.columns import AssembledHops, Narrow, ProgramHops
 from zbench.simulator.steps.variant import AskedVariant, PlayedInstance, Variant, variants_of
 from zbench.simulator.steps.waiting import WaitTables, edges_between, wait_tables
@@ -109,17 +110,22 @@ class VariantTables(NamedTuple):
     stacked: StackedVariants
     queues: int
 
+    def timed(self, variants: Sequence[Variant]) -> "VariantTables":
+        """Returns those of variants that differ in the seconds of computes alone."""
+        busy = np.concatenate([one.lowered.busy for one in variants])
+        return self._replace(stacked=self.stacked._replace(rows=self.stacked.rows._replace(busy=busy)))
+
 
 @dataclass
 class StepParts:
     """The templates of a step as they are played, prepared when they are asked for. lasting: what is known of the step
-    whatever the machine's speeds are, by name."""
+    whatever its seconds are, by name."""
 
     step: Step
     plans: Sequence[Plan]
     cost: Cost
     lasting: dict[str, Any] = field(default_factory=dict)
-    _before: "StepParts | None" = None  # the same on a machine of other speeds
+    _before: "StepParts | None" = None  # the same with other seconds
     _arrays: dict[int, LayoutArrays] = field(default_factory=dict)
     _templates: dict[int, PlayedTemplate] = field(default_factory=dict)
     _alike: dict[Likeness, Variant] = field(default_factory=dict)
@@ -131,6 +137,21 @@ class StepParts:
         """Returns the same step on a machine of these speeds: seconds alone are new, and what depends on them. What is
         the same is prepared here, and stays."""
         return StepParts(self.step, self.plans, cost, self.lasting, self)
+
+    def after(self, before: "StepParts | None") -> "StepParts":
+        """Returns the step with what is prepared of another one on the same machine, where they differ in nothing but
+        which tokens attend to which; these parts where they do not, or have something of another one already."""
+        if before is None or self._before is not None or before.cost != self.cost:
+            return self
+        first = before if before._before is None else before._before
+        if not is_same((self.step, self.plans), (first.step, first.plans)):
+            return self
+        return StepParts(self.step, self.plans, self.cost, first.lasting, first)
+
+    @cached_property
+    def _like(self) -> "StepParts | None":
+        """The parts of which hops are the same but for the seconds of computes."""
+        return self._before if self._before is not None and self._before.cost == self.cost else None
 
     @cached_property
     def _ports(self) -> ClusterPorts:
@@ -166,13 +187,12 @@ class StepParts:
             key = id(one.operations), *map(id, named)  # counts of sums take no time
             alike.setdefault(key, []).append(number)
         firsts = [numbers[0] for numbers in alike.values()]
+        sizes = Sizes(self.step.layouts[layout], [templates[number] for number in firsts], self.arrays(layout))
         if self._before is None:
-            sizes = Sizes(self.step.layouts[layout], [templates[number] for number in firsts], self.arrays(layout))
             found = played_templates(self.step, sizes, plan, self.cost)
         else:
-            found = [self._before.template(number) for number in firsts]
-            if self._before.cost != self.cost:
-                found = timed_templates(self.step, found, plan, self.cost)
+            known = [self._before.template(number) for number in firsts]
+            found = timed_templates(self.step, sizes, known, plan, self.cost)
         for numbers, played in zip(alike.values(), found, strict=True):
             self._templates[numbers[0]] = played
             for number in numbers[1:]:
@@ -193,7 +213,7 @@ class StepParts:
                 of, place = self.template(key[0]), key[4]
                 missing = of.missing(*key[1:4])
                 same = exact[key] = id(of.flow), missing, place
-                if same not in self._lowered and same not in asked:
+                if same not in self._lowered and same not in asked and not self._knows(same, of):
                     asked[same] = AskedVariant(of, missing, place, instances.where[place])
         self._lowered.update(zip(asked, variants_of(list(asked.values()), self._ports), strict=True))
         for key, same in exact.items():
@@ -204,6 +224,15 @@ class StepParts:
         numbers = np.array([number.setdefault(id(one), len(number)) for one in found], np.int64)
         return list({id(one): one for one in found}.values()), numbers[alike.which]
 
+    def _knows(self, same: tuple[Any, ...], of: PlayedTemplate) -> bool:
+        """Returns whether a variant, by its key in `_lowered`, is one that is known but for its seconds, which it has
+        from then on."""
+        known = None if self._like is None else self._like._lowered.get(same)
+        found = None if known is None else known.timed(of)
+        if found is not None:
+            self._lowered[same] = found
+        return found is not None
+
     @cached_property
     def of_step(self) -> tuple[list[Variant], Ints]:
         """The variants of the step, all layers, and the number of each instance's, int64 [instances]."""
@@ -213,11 +242,14 @@ class StepParts:
         """Returns what programs take from some of its variants."""
         key = tuple(id(one) for one in variants)
         if key not in self._tables:
-            cluster = self.cost.cluster
-            meetings, queues = _meeting_queues(variants, all_queues(cluster))
-            stacked = stacked_variants(variants, meetings, cluster)
-            self._tables[key] = VariantTables(wait_tables(self.step, variants), stacked, queues)
+            known = None if self._like is None else self._like._tables.get(tuple(id(one.like) for one in variants))
+            self._tables[key] = self._made_tables(variants) if known is None else known.timed(variants)
         return self._tables[key]
+
+    def _made_tables(self, variants: Sequence[Variant]) -> VariantTables:
+        cluster = self.cost.cluster
+        meetings, queues = _meeting_queues(variants, all_queues(cluster))
+        return VariantTables(wait_tables(self.step, variants), stacked_variants(variants, meetings, cluster), queues)
 
 
 def program(parts: StepParts, instances: PlayedInstances) -> StepProgram:
