@@ -47,7 +47,9 @@ def test_what_is_prepared_is_of_the_seconds_that_a_step_has() -> None:
     after = own.after(first)
     for one in after.of_step[0]:
         assert one.of.step is own.step
-        alone = next(each for each in own.of_step[0] if (each.of.template, each.missing) == (one.of.template, one.missing))
+        alone = next(
+            each for each in own.of_step[0] if (each.of.template, each.missing) == (one.of.template, one.missing)
+        )
         assert np.array_equal(one.lowered.busy, alone.lowered.busy)
         assert np.array_equal(one.relations.begins.rows, alone.relations.begins.rows)
 

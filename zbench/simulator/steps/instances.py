@@ -1,8 +1,8 @@
 """The instances of a step that are played: all, or those of fewer layers, as those in the middle of each stage are left
 out.
 
-They follow from a step's order alone, whatever its templates do, and the steps of a run have few orders: so what follows
-is kept from step to step.
+They follow from a step's order alone, whatever its templates do, and the steps of a run have few orders: so what
+follows is kept from step to step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,8 +36,8 @@ class PlayedInstances:
     entry: in the step's order; run: that entry's; template, layer: its own. skipped: how many layers before it in its
     run were left out. span: int64 [instances, 3], how many layers of its stage stand before and after it, and how many
     of the first kind from it on, below 0: behind how many it stands. place: from which it is played, below 0 of one
-    that is played across pipelines, a number for each run of layers that are on the same stages. num_layers: of the step
-    that they are all of. where: by `place`, the place that each of a template's is (Step.where).
+    that is played across pipelines, a number for each run of layers that are on the same stages. num_layers: of the
+    step that they are all of. where: by `place`, the place that each of a template's is (Step.where).
     """
 
     num_layers: int
@@ -105,9 +105,7 @@ class StepOrder:
     @staticmethod
     def of(step: Step) -> "StepOrder":
         """Returns the order of a step, one object of those that are the same."""
-        return _known(
-            StepOrder(step.num_gpus, step.num_hosts, step.num_layers, step.order, step.stages, step.leading)
-        )
+        return _known(StepOrder(step.num_gpus, step.num_hosts, step.num_layers, step.order, step.stages, step.leading))
 
     @cached_property
     def step(self) -> Step:

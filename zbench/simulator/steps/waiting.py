@@ -73,9 +73,9 @@ def _tables(variants: Sequence[Variant], slots: Sequence[tuple[int, ...]]) -> _T
     groups = np.cumsum([0, *(len(one.finals.offsets) - 1 for one in related)])
     about = layouts, slot_of, layered, groups
     return _Tables(
-        *_keyed(*_joined_rows([one.waits for one in related]), 2, about),
-        *_keyed(*_joined_rows([one.notes for one in related]), 2, about),
-        *_keyed(*_joined_rows([one.ends for one in related]), 0, about),
+        *_keyed([one.waits for one in related], 2, about),
+        *_keyed([one.notes for one in related], 2, about),
+        *_keyed([one.ends for one in related], 0, about),
         *_through([one.finals for one in related]),
         *_through([one.begins for one in related]),
     )
@@ -86,13 +86,19 @@ def _joined_rows(tables: Sequence[Ints]) -> tuple[Ints, Ints]:
     return np.cumsum([0, *map(len, tables)]), np.concatenate(tables)
 
 
-@nb.njit(**ENTERED)
-def _keyed(offsets, rows, code, about):  # type: ignore[no-untyped-def]
+def _keyed(tables: Sequence[Ints], code: int, about: tuple[Ints, Ints, Ints, Ints]) -> tuple[Ints, Ints]:
     """Returns (offsets by variant, the rows of TouchRelations one after another as `_Tables` has them).
 
     code: the column of pairs. about: the layout of each variant, by layout the slot of each tensor and whether layers
     have one each, and the first group of each variant.
     """
+    offsets, rows = _joined_rows(tables)
+    return offsets, _with_slots(offsets, rows, code, about)
+
+
+@nb.njit(**ENTERED)
+def _with_slots(offsets, rows, code, about):  # type: ignore[no-untyped-def]
+    """Returns rows as `_keyed`. offsets: by variant."""
     layouts, slot_of, layered, group = about
     found = np.empty((len(rows), 6 if code == 0 else 5), np.int64)
     for variant in range(len(layouts)):
@@ -104,7 +110,7 @@ def _keyed(offsets, rows, code, about):  # type: ignore[no-untyped-def]
                 found[at, 3], found[at, 4], found[at, 5] = rows[at, 1], rows[at, 2], rows[at, 3]
             else:
                 found[at, 3], found[at, 4] = rows[at, 0] + group[variant], rows[at, 1]
-    return offsets, found
+    return found
 
 
 def _through(groups: Sequence[HopsOfGroups]) -> tuple[Ints, Ints]:

@@ -39,7 +39,7 @@ class LayoutArrays(NamedTuple):
     def of(layout: StepLayout) -> "LayoutArrays":
         """Reads a layout."""
         lists, names = layout.lists, _names_of(layout.form)
-        of_list = np.array([names.index.get(name, -1) for name in lists.indices], np.int64)[lists.of]
+        of_list = np.array([names.numbers.get(name, -1) for name in lists.indices], np.int64)[lists.of]
         return LayoutArrays(
             (of_list, lists.offsets, lists.parts),
             np.cumsum([0, *(len(one) for one in layout.indices)]).astype(np.int64),
@@ -56,7 +56,7 @@ class LayoutArrays(NamedTuple):
 class _Names(NamedTuple):
     """The number of each index by name, and the (coarse, fine) indices of maps."""
 
-    index: dict[str, int]
+    numbers: dict[str, int]
     ends: Ints
 
 
