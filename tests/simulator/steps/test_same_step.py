@@ -9,7 +9,7 @@ import pytest
 import zbench
 from zbench.cost.job import make_cost
 from zbench.simulator.steps.play import PlayedStep, play_parts
-from zbench.simulator.steps.program import StepParts
+from zbench.simulator.steps.program import FirstStep, StepParts
 from zbench.simulator.steps.same_step import is_same
 from zbench.step.passes.build import whole_step
 
@@ -37,8 +37,6 @@ def test_a_step_after_another_is_what_it_is_by_itself(system: str, shares: bool)
     assert (after is not own) == shares
     one, other = play_parts(after), play_parts(own)
     assert numbers(one) == numbers(other)
-    third = parts_of(system, LENGTHS).after(after)  # and what comes after that one
-    assert numbers(play_parts(third)) == numbers(play_parts(first))
 
 
 def test_what_is_prepared_is_of_the_seconds_that_a_step_has() -> None:
@@ -68,6 +66,15 @@ def test_steps_that_differ_are_not_the_same() -> None:
     ]
     assert not any(is_same((step, plans), (other, plans)) for other in others)
     assert not is_same((step, plans), (step, [plan.with_(until_sent=True) for plan in plans]))
+
+
+def test_a_run_shares_its_first_step_as_long_as_the_others_are_the_same() -> None:
+    run, first, same = FirstStep(), parts_of("ring", LENGTHS), parts_of("ring", OTHERS)
+    other = parts_of("zeppelin", LENGTHS)
+    assert run.prepared(first) is first
+    assert run.prepared(same) is not same
+    assert run.prepared(other) is other
+    assert run.prepared(same) is same
 
 
 def test_another_machine_shares_nothing() -> None:

@@ -102,6 +102,9 @@ class StepProgram:
         return HopByHop(self.assembled, self.instances, self.gpu_queues)
 
 
+_MOST_KEPT = 2**15  # operations of templates of a step that is kept: some 25 MB
+
+
 class VariantTables(NamedTuple):
     """The tables that programs take from variants, whatever instances there are of them. waiting: who waits for whom.
     stacked: their hops. queues: how many queues these are in."""
@@ -138,15 +141,14 @@ class StepParts:
         the same is prepared here, and stays."""
         return StepParts(self.step, self.plans, cost, self.lasting, self)
 
-    def after(self, before: "StepParts | None") -> "StepParts":
+    def after(self, before: "StepParts") -> "StepParts":
         """Returns the step with what is prepared of another one on the same machine, where they differ in nothing but
         which tokens attend to which; these parts where they do not, or have something of another one already."""
-        if before is None or self._before is not None or before.cost != self.cost:
+        if self._before is not None or before.cost != self.cost:
             return self
-        first = before if before._before is None else before._before
-        if not is_same((self.step, self.plans), (first.step, first.plans)):
+        if not is_same((self.step, self.plans), (before.step, before.plans)):
             return self
-        return StepParts(self.step, self.plans, self.cost, first.lasting, first)
+        return StepParts(self.step, self.plans, self.cost, before.lasting, before)
 
     @cached_property
     def _like(self) -> "StepParts | None":
@@ -250,6 +252,28 @@ class StepParts:
         cluster = self.cost.cluster
         meetings, queues = _meeting_queues(variants, all_queues(cluster))
         return VariantTables(wait_tables(self.step, variants), stacked_variants(variants, meetings, cluster), queues)
+
+
+@dataclass(slots=True)
+class FirstStep:
+    """The first step of a run, kept as long as those that follow are the same but for which tokens attend to which."""
+
+    _first: StepParts | None = None
+    _is_over: bool = False
+
+    def prepared(self, parts: StepParts) -> StepParts:
+        """Returns the next step of the run, with what is prepared of the first one where they are the same so far."""
+        if self._is_over:
+            return parts
+        if self._first is None:
+            self._first, found = parts, parts
+            self._is_over = sum(len(one.operations) for one in parts.step.templates) > _MOST_KEPT
+        else:
+            found = parts.after(self._first)
+            self._is_over = found is parts
+        if self._is_over:
+            self._first = None
+        return found
 
 
 def program(parts: StepParts, instances: PlayedInstances) -> StepProgram:
