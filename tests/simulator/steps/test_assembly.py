@@ -10,7 +10,6 @@ from tests.simulator.steps.test_play import planned
 from zbench.cost.job import make_cost
 from zbench.simulator.steps.lower import all_queues
 from zbench.simulator.steps.program import StepParts, program
-from zbench.simulator.steps.shortened import with_fewer_layers
 from zbench.step.passes.build import whole_step
 
 
@@ -19,8 +18,7 @@ def test_columns_are_those_of_the_graph_of_the_same_hops(system: str, channels: 
     found, cost = planned(system)
     of = make_cost(replace(cost.cluster, nic_channels=channels), replace(found.model, sharding=f"zero{zero}"))
     parts = StepParts(whole_step(of.model, found.plans, 1, zero), found.plans, of)
-    short, order, _ = with_fewer_layers(parts.step, 6)
-    made = program(parts, order, short)
+    made = program(parts, parts.order.instances(6))
     apart, (row, rows) = made.apart, made.hops
     graph, following, first = apart.graph, made.assembled.following, apart.first
     last = first[1:] - 1
@@ -53,8 +51,7 @@ def test_instances_of_one_template_share_the_queues_in_which_members_meet() -> N
     found, cost = planned("zeppelin")
     of = make_cost(cost.cluster, replace(found.model, sharding="zero3"))
     parts = StepParts(whole_step(of.model, found.plans, 1, "3"), found.plans, of)
-    short, order, _ = with_fewer_layers(parts.step, 4)
-    made = program(parts, order, short)
+    made = program(parts, parts.order.instances(4))
     every = all_queues(cost.cluster)  # of GPUs, and of nodes' CPUs
     queues: dict[str, set[int]] = {}
     for number, one in enumerate(made.instances):

@@ -10,7 +10,6 @@ from zbench.cost.job import make_cost
 from zbench.simulator.clock import Free
 from zbench.simulator.steps.expand import BYTES, PIECES
 from zbench.simulator.steps.program import StepParts, program
-from zbench.simulator.steps.shortened import with_fewer_layers
 from zbench.simulator.steps.trains.clock import run_trains
 from zbench.step.passes.build import whole_step
 
@@ -20,8 +19,7 @@ def test_pieces_are_their_legs(zero: str) -> None:
     found, cost = planned("zeppelin")
     of = make_cost(cost.cluster, replace(found.model, sharding=f"zero{zero}"))
     parts = StepParts(whole_step(of.model, found.plans, 1, zero), found.plans, of)
-    short, instances, _ = with_fewer_layers(parts.step, 4)
-    made = program(parts, instances, short)
+    made = program(parts, parts.order.instances(4))
     apart, legs = made.apart, np.concatenate([one.variant.lowered.table for one in made.instances], axis=1)
     assert legs[PIECES].max() > 1
     assert np.array_equal(np.diff(apart.first), legs[PIECES])

@@ -15,7 +15,6 @@ from zbench.simulator.steps.left_out import LeftOut
 from zbench.simulator.steps.play import PlayedStep
 from zbench.simulator.steps.program import StepParts, program
 from zbench.simulator.steps.repeating import RepeatingLayers
-from zbench.simulator.steps.shortened import with_fewer_layers
 from zbench.simulator.steps.trains.clock import run_trains
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.routing import ExpertParallel
@@ -38,10 +37,9 @@ def with_a_dense_first_layer() -> StepParts:
 def left_out(system: str, kept: int) -> LeftOut:
     """The layers that are left out of a program of so many, played to its end."""
     parts = parts_of(system)
-    short, order, skipped = with_fewer_layers(parts.step, kept)
-    made = program(parts, order, short)
+    made = program(parts, parts.order.instances(kept))
     cluster = parts.cost.cluster
-    return LeftOut(made, run_trains(made, cluster.num_ranks, Free.of(cluster, made.queues)), skipped)
+    return LeftOut(made, run_trains(made, cluster.num_ranks, Free.of(cluster, made.queues)), made.of.skipped)
 
 
 def sums(played: PlayedStep) -> list[np.ndarray]:
@@ -100,7 +98,7 @@ def test_messages_of_what_comes_after_are_not_counted_once_a_layer() -> None:
     of = left_out("zeppelin", 12)
     assert RepeatingLayers(of).left_out() is not None
     program, start = of.program, of.timeline.start.copy()
-    last = program.of_runs[program.instances[of.cuts[0]].run][-1]
+    last = program.run_of(of.cuts[0])[-1]
     after = np.flatnonzero(program.hops.rows.link_a[program.hops.row] >= 0)
     start[after[after >= program.begin[last + 1]][0]] = 0.0
     early = replace(of, timeline=Timeline(start, of.timeline.release, of.timeline.done))

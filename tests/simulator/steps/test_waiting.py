@@ -12,7 +12,6 @@ from zbench.cost.job import make_cost
 from zbench.simulator.steps.dataflow.implied import LEAST_FELT
 from zbench.simulator.steps.dataflow.touched import BUFFERS
 from zbench.simulator.steps.program import StepParts, StepProgram, program
-from zbench.simulator.steps.shortened import with_fewer_layers
 from zbench.simulator.steps.waiting import WaitTables, edges_between
 from zbench.step.passes.build import whole_step
 
@@ -23,10 +22,9 @@ def test_edges_that_are_left_out_are_implied(system: str, zero: Literal["1", "3"
     found, cost = planned(system)
     of = make_cost(cost.cluster, replace(found.model, sharding="zero3" if zero == "3" else "zero1"))
     parts = StepParts(whole_step(of.model, found.plans, 1, zero), found.plans, of)
-    short, order, _ = with_fewer_layers(parts.step, 4)
-    made = program(parts, order, short)
+    made = program(parts, parts.order.instances(4))
     waiting, rows = parts.tables(made.variants).waiting, instance_rows(made)
-    have = set(zip(*(side.tolist() for side in edges_between(waiting, short.num_layers, rows)), strict=True))
+    have = set(zip(*(side.tolist() for side in edges_between(waiting, made.of.num_layers, rows)), strict=True))
     want = all_edges(waiting, rows)
     assert have <= want
     computes = np.concatenate([one.variant.lowered.queued.computes for one in made.instances])

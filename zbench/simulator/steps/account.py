@@ -9,15 +9,16 @@ not in it.
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.describe.cluster import Cluster
+from zbench.simulator.steps.dataflow.atoms import bytes_at_home
 from zbench.simulator.steps.held import LOGITS, HeldTemplate, held_by
 from zbench.simulator.steps.program import StepParts
 from zbench.step.template import AT_HOME, Step
-from zbench.step.tensor import NONE
 
 
 @dataclass(frozen=True)
@@ -79,30 +80,31 @@ def _fullest_moments(parts: StepParts) -> StepMemory:
 def _beginnings(parts: StepParts, names: Mapping[str, int]) -> Ints:
     """Returns the bytes of what there is before a step, int64 [names, places]."""
     step, layout = parts.step, parts.step.layouts[0]
-    sizes, alike = layout.sizes_of_lists, dict[tuple[int, int], list[tuple[Ints, int]]]()
-    found = np.zeros((len(names), step.num_places), np.int64)
-    for (tensor, _, places, list0, list1, *_), first, last in step.resting(step.begins):
-        one = layout.tensors[tensor]
-        if places == AT_HOME:
-            size = np.bincount(one.home, one.cell_bytes(layout.index), step.num_places).astype(np.int64)
-        else:
-            size = np.zeros(step.num_places, np.int64)
-            size[layout.lists[places]] = one.unit * np.prod(
-                [int(sizes[which]) for which in (list0, list1) if which >= 0]
-            )
-        row, there = found[names[one.name]], np.flatnonzero(size)
-        if one.layers == NONE:
-            row[there] += size[there]
-            continue
-        if (first, last) not in alike:
-            alike[first, last] = _alike_shifts(step, first, last)
-        for shifts, times in alike[first, last]:
-            row[there + shifts[there]] += times * size[there]  # pipelines' stages stay apart
+    at_home, sizes = bytes_at_home(parts.arrays(0), step.num_places), layout.sizes_of_lists
+    found, alike = np.zeros((len(names), step.num_places), np.int64), dict[tuple[int, int], list[list[int]]]()
+    for entry, first, last in step.resting(step.begins):
+        none = layout.form.layered[entry[0]] == 0
+        alike.setdefault((0, -1) if none else (first, last), []).append(entry)
+    for (first, last), entries in alike.items():
+        held = np.zeros((len(entries), step.num_places), np.int64)
+        for row, (tensor, _, places, *lists, _, _, _) in zip(held, entries, strict=True):
+            if places == AT_HOME:
+                row[:] = at_home[tensor]
+            else:
+                each = [int(sizes[which]) for which in lists if which >= 0]
+                row[layout.lists[places]] = layout.tensors[tensor].unit * prod(each)
+        of, there = np.nonzero(held)
+        into = np.array([names[layout.tensors[entry[0]].name] for entry in entries], np.int64)[of]
+        for shifts, times in _alike_shifts(step, first, last):
+            np.add.at(found, (into, there + shifts[there]), times * held[of, there])  # pipelines' stages stay apart
     return found
 
 
 def _alike_shifts(step: Step, first: int, last: int) -> list[tuple[Ints, int]]:
     """Returns how far from its first stage's places each place's is for some of the layers from the first to the last,
-    int64 [places], and how many layers that is so for."""
+    int64 [places], and how many layers that is so for; of what is of no layer, where the last is before the first, the
+    places of all are its own."""
+    if last < first:
+        return [(np.zeros(step.num_places, np.int64), 1)]
     times = Counter(one.tobytes() for one in step.shifts[:, first : last + 1].T)
     return [(np.frombuffer(one, np.int64)[step.pipeline_of], each) for one, each in times.items()]

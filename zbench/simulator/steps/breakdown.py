@@ -50,7 +50,7 @@ def breakdown(left_out: LeftOut, seconds: float, num_gpus: int) -> dict[str, Flo
     """Returns the seconds of every GPU by what they went to, {part of SECONDS_FOR: float64 [GPUs]}; those of a GPU sum
     to `seconds`, the step's with all its layers."""
     program, timeline, added = left_out.program, left_out.timeline, left_out.added
-    steady = np.full(len(program.instances), -1)
+    steady = np.full(len(program.of), -1)
     for number, (half, _) in enumerate(left_out.steady):
         steady[half] = number
     following = program.assembled.following.offsets, program.assembled.following.followers

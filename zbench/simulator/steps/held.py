@@ -7,6 +7,7 @@ and added to again counts in between.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numba as nb
@@ -19,6 +20,7 @@ from zbench.describe.model import Model
 from zbench.simulator.steps.computes.sizes import Sizes
 from zbench.simulator.steps.played_template import PlayedTemplate
 from zbench.simulator.steps.variant import Variant
+from zbench.step.form import LayoutForm
 from zbench.step.operations import COMPUTE
 from zbench.step.proof.items import EMPTY, find_key
 from zbench.step.template import AT_HOME
@@ -73,15 +75,22 @@ def held_by(variant: Variant, of: HeldTemplate, rows: Ints, shape: tuple[int, in
     return HeldBytes(*_held(items, lives, missing, (rows, variant.where), shape, len(variant.of.ops)))
 
 
+@lru_cache(maxsize=64)
+def _makers_of(form: LayoutForm) -> frozenset[int]:
+    """Returns the formulas that make logits."""
+    functions = enumerate(one.terms[0].function for one in form.formulas)
+    return frozenset(number for number, function in functions if function in _MAKE_LOGITS)
+
+
 def _logits(of: PlayedTemplate, model: Model) -> Ints:
     """Returns the lives of logits."""
     layout = of.layout
-    makers = [one for one in of.template.formulas if layout.formulas[one].terms[0].function in _MAKE_LOGITS]
+    makers = _makers_of(layout.form).intersection(of.template.formulas)
     if not makers:
         return np.zeros((0, 5), np.int64)
     sizes, rows = Sizes(layout, (of.template,)), list[tuple[int, int, int, int, int]]()
     known = dict[tuple[float, float], int]()  # most GPUs have as many tokens and words as others
-    for number in makers:
+    for number in sorted(makers):
         formula = layout.formulas[number]
         mine = np.flatnonzero((of.ops[:, 0] == COMPUTE) & (of.ops[:, 1] == number))
         every, named = (*formula.operands, *formula.results), sizes.of(formula, mine)

@@ -127,7 +127,7 @@ class LeftOut:
     def times(self) -> Floats:
         """The number of layers that each instance stands for, with those that were left out and are not in `beside`,
         float64 [instances]."""
-        found = np.ones(len(self.program.instances))
+        found = np.ones(len(self.program.of))
         for number, (half, more) in zip(self.cuts, self.steady, strict=True):
             found[half] += 0 if number in self._beside_others else more
         return found
@@ -140,12 +140,11 @@ class LeftOut:
     @cached_property
     def added(self) -> Added:
         """The seconds that each cut adds to what waits across it."""
-        instances, of_runs = self.program.instances, self.program.of_runs
-        of = np.full((len(instances), 2), -1, np.int64)
+        of = np.full((len(self.program.of), 2), -1, np.int64)
         late = np.zeros((len(self.cuts) + 1, self.program.queues))
         for at, number in enumerate(self.cuts):
             late[at] = self.skipped[number] * self._adds[at][0]
-            mine = np.array(of_runs[instances[number].run])
+            mine = np.array(self.program.run_of(number))
             of[mine, 0], of[mine, 1] = at, mine >= number
         return Added(of, late)
 

@@ -23,12 +23,11 @@ from zbench.simulator.steps.hop_by_hop import HopByHop
 from zbench.simulator.steps.left_out import LeftOut
 from zbench.simulator.steps.program import StepParts, StepProgram, program
 from zbench.simulator.steps.repeating import RepeatingLayers
-from zbench.simulator.steps.shortened import layers_ahead, longest_stage, with_fewer_layers
 from zbench.simulator.steps.trains.clock import Halt, Unless, run_unless
 from zbench.simulator.steps.trains.columns import TrainTimeline
 from zbench.simulator.steps.trains.occupancy import LinkedHops, LinkUse, TrainPieces
 from zbench.simulator.steps.trains.paused import PausedHops
-from zbench.step.operations import COMPUTE, QUEUES
+from zbench.step.operations import COMPUTE, GATHER, QUEUES
 from zbench.step.template import Step
 
 LAYERS = (12, 24)  # that are played; the second where the first do not tell, and all where these do not either
@@ -85,7 +84,7 @@ def step_seconds(parts: StepParts, least: float = 0.0) -> float:
 
 def _settled(parts: StepParts, least: float) -> "_Played":
     """Plays a step with as few layers as will do."""
-    longest, ahead = longest_stage(parts.step), layers_ahead(parts.step)
+    longest, ahead = parts.order.longest_stage, _layers_ahead(parts.step)
     begin = _Begin(max(ahead, 1))
     if _computes_at_hosts(parts.step):
         # CPUs fall behind GPUs, or GPUs wait for them, by other seconds in each layer: nothing settles, though layers
@@ -93,13 +92,19 @@ def _settled(parts: StepParts, least: float) -> "_Played":
         return _Played.of(parts, longest, begin)
     # Reductions of several layers that meet gathers of several ahead are alike over more layers than are played: the
     # last ones of a backward, which gather nothing, added up to 6 % too little where a NIC was the limit.
-    alike = parts.step.turn_layers == 1 or ahead <= 1
+    alike = parts.order.step.turn_layers == 1 or ahead <= 1
     for kept in LAYERS if alike else ():
         if kept < longest:
             played = _Played.settling(parts, kept, begin)
             if played is not None and played.seconds >= least * (1 - _ROUNDING):
                 return played
     return _Played.of(parts, longest, begin)
+
+
+def _layers_ahead(step: Step) -> int:
+    """Returns the most layers by which parameters are gathered ahead of the layer under way."""
+    tables = [one.operations for one in step.templates]
+    return max((int(np.abs(one.layer[one.kind == GATHER]).max(initial=0)) for one in tables), default=0)
 
 
 def _computes_at_hosts(step: Step) -> bool:
@@ -217,7 +222,7 @@ class _Played:
 
     def result(self) -> PlayedStep:
         """Returns the step with all its layers."""
-        last = {one.entry: float(end) for one, end in zip(self.program.instances, self.ends.tolist(), strict=True)}
+        last = dict(zip(self.program.of.entry.tolist(), self.ends.tolist(), strict=True))
         ends = [
             (self.parts.step.templates[one.template].name, last[entry])
             for entry, one in enumerate(self.parts.step.order)
@@ -235,8 +240,8 @@ class _Played:
         the end of an instance on them to that of the next."""
         step, timeline, times = self.parts.step, self.left_out.beside, self.left_out.times
         ends, found = _ends(self.program, timeline.done), [np.zeros(step.num_gpus) for _ in range(3)]
-        places = np.array([one.variant.place for one in self.program.instances], np.int64)
-        edges, made = [*np.unique(places[places >= 0]).tolist(), step.num_gpus], self.program
+        made, places = self.program, self.program.of.place
+        edges = [*np.unique(places[places >= 0]).tolist(), step.num_gpus]
         row, rows = made.hops
         hops = LinkedHops(row, timeline.sent, rows.queue_a, rows.queue_b, rows.link_class, made.gpu_queues)
         pieces = TrainPieces(made.assembled.trains, timeline.begun, timeline.ended)
@@ -268,10 +273,9 @@ class _Played:
 def _played(parts: StepParts, kept: int, begin: _Begin, runs: _Runs | None) -> LeftOut | None:
     """Plays a step with at most `kept` layers of each stage, and returns what is left out of it; None where it was
     stopped. runs: what is known of its runs, and when to stop; None: it is played to its end, and none follows."""
-    short, order, skipped = with_fewer_layers(parts.step, kept)
-    made = program(parts, order, short)
-    cluster, turn, none = parts.cost.cluster, parts.step.turn_layers, np.zeros(0)
-    of = LeftOut(made, TrainTimeline(none, none, none, none, none, np.zeros(0, np.int64)), skipped, turn)
+    made = program(parts, parts.order.instances(kept))
+    cluster, turn, none = parts.cost.cluster, parts.order.step.turn_layers, np.zeros(0)
+    of = LeftOut(made, TrainTimeline(none, none, none, none, none, np.zeros(0, np.int64)), made.of.skipped, turn)
     reasons, halt, since = runs.reasons(of) if runs else [], begin.halt(of) if runs else None, begin.since(made)
     free = Free.of(cluster, made.queues)
     timeline, begin.paused = run_unless(made, cluster.num_ranks, free, reasons, halt, since)
@@ -285,10 +289,10 @@ def _played(parts: StepParts, kept: int, begin: _Begin, runs: _Runs | None) -> L
 
 def _ends(made: StepProgram, done: Floats) -> Floats:
     """Returns when all hops of each instance have ended, as `_Played.ends`."""
-    found, some = np.zeros(len(made.instances)), np.flatnonzero(np.diff(made.begin))
+    found, some = np.zeros(len(made.of)), np.flatnonzero(np.diff(made.begin))
     if len(some):
         found[some] = np.maximum.reduceat(done, made.begin[some])
-    places = np.array([one.variant.place for one in made.instances], np.int64)
-    for place in np.unique(places).tolist():
+    places = made.of.place
+    for place in made.of.where:
         found[places == place] = np.maximum.accumulate(found[places == place])
     return found

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,8 @@ _ATTENTION = QUEUES.index("attention")
 @dataclass(frozen=True)
 class PlayedTemplate:
     """A template with what the clock needs of it. ops: int64 [n, columns]. moved: bytes of every operation; lead: the
-    first one of its message. seconds: of computes. flow: between the first ones of messages."""
+    first one of its message. seconds: of computes. flow: between the first ones of messages. pairs: of a tensor and a
+    layer offset that it names."""
 
     step: Step
     template: Template
@@ -40,6 +42,7 @@ class PlayedTemplate:
     lead: Ints
     seconds: Floats
     flow: Flow
+    pairs: NamedPairs
 
     @cached_property
     def size(self) -> Ints:
@@ -62,21 +65,14 @@ class PlayedTemplate:
         return self.flow.tables.nature
 
     @cached_property
-    def pairs(self) -> NamedPairs:
-        """The pairs of a tensor and a layer offset that it names."""
-        contract = self.template.needs.table, self.template.leaves.table
-        return NamedPairs(*named_pairs(self.ops, *contract, self.layout.lists.offsets, len(self.nature)))
-
-    @cached_property
-    def touched(self) -> Ints:
-        """The (tensor, layer offset) pairs that transfers and the contract are of, each once, int64 [n, 2]."""
-        codes = self.pairs.touched
-        return np.stack([codes // OFFSETS, codes % OFFSETS - OFFSETS // 2], axis=1)
+    def touched(self) -> list[tuple[int, int]]:
+        """The (tensor, layer offset) pairs that transfers and the contract are of, each once."""
+        return [(code // OFFSETS, code % OFFSETS - OFFSETS // 2) for code in self.pairs.touched.tolist()]
 
     @cached_property
     def reach(self) -> int:
         """One more than the layers between an instance's and the farthest that is touched."""
-        return 1 + int(np.abs(self.touched[:, 1]).max(initial=0))
+        return 1 + max((abs(offset) for _, offset in self.touched), default=0)
 
     def missing(self, before: int, after: int, leading: int) -> tuple[tuple[int, int], ...]:
         """Returns those of what is touched that are not there for an instance, as the parameters of a layer after the
@@ -84,7 +80,7 @@ class PlayedTemplate:
         how many layers of the first kind stand from the instance's on, below 0: behind how many it stands."""
         spans: dict[str, tuple[int, int]] = {}
         found = []
-        for tensor, offset in self.touched.tolist():
+        for tensor, offset in self.touched:
             one = self.layout.tensors[tensor]
             if one.layers not in spans:
                 spans[one.layers] = one.layers_of(-before, after, leading)
@@ -94,23 +90,25 @@ class PlayedTemplate:
         return tuple(found)
 
 
-def played_templates(step: Step, templates: Sequence[Template], plan: Plan | None, cost: Cost) -> list[PlayedTemplate]:
+def played_templates(step: Step, sizes: Sizes, plan: Plan | None, cost: Cost) -> list[PlayedTemplate]:
     """Prepares templates of one layout of a step that was proven. plan: of its micro-batch, where it has attention."""
-    sizes = Sizes(step.layouts[templates[0].layout], templates)
     moved, seconds = sizes.moved(step.encodings), compute_seconds(sizes, plan, cost, step.num_hosts)
     return [
         _played(step, one, plan, sizes, (moved[begin:end], seconds[begin:end]))
-        for one, begin, end in zip(templates, sizes.begin[:-1].tolist(), sizes.begin[1:].tolist(), strict=True)
+        for one, (begin, end) in zip(sizes.templates, pairwise(sizes.begin.tolist()), strict=True)
     ]
 
 
 def timed_templates(
-    step: Step, templates: Sequence[PlayedTemplate], plan: Plan | None, cost: Cost
+    step: Step, sizes: Sizes, known: Sequence[PlayedTemplate], plan: Plan | None, cost: Cost
 ) -> list[PlayedTemplate]:
-    """Returns templates of one layout of a step on a machine of other speeds. plan: as of `played_templates`."""
-    sizes = Sizes(templates[0].layout, [one.template for one in templates])
+    """Returns templates as they are known, of a step that is the same, with other seconds. The others as of
+    `played_templates`."""
     seconds = np.split(compute_seconds(sizes, plan, cost, step.num_hosts), sizes.begin[1:-1])
-    return [replace(one, seconds=each) for one, each in zip(templates, seconds, strict=True)]
+    return [
+        replace(one, step=step, template=template, layout=sizes.layout, seconds=each)
+        for one, template, each in zip(known, sizes.templates, seconds, strict=True)
+    ]
 
 
 def _played(
@@ -133,7 +131,9 @@ def _played(
     rows = flow.rows.copy()
     rows[:, 1] = lead[rows[:, 1]]
     flow = replace(flow, producer=producer, consumer=consumer, rows=rows)
-    return PlayedTemplate(step, template, layout, ops, moved, lead, seconds, flow)
+    contract = template.needs.table, template.leaves.table
+    pairs = NamedPairs(*named_pairs(ops, *contract, layout.lists.offsets, len(layout.tensors)))
+    return PlayedTemplate(step, template, layout, ops, moved, lead, seconds, flow, pairs)
 
 
 def _message_bytes(lead: Ints, moved: Ints) -> Ints:

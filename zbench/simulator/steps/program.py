@@ -19,31 +19,31 @@ from zbench.cost.cost import Cost
 from zbench.describe.arrays import Ints
 from zbench.plans.plan import Plan
 from zbench.simulator.steps.assembly import StackedVariants, assembled_hops, stacked_variants
+from zbench.simulator.steps.computes.sizes import Sizes
+from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
 from zbench.simulator.steps.hop_by_hop import HopByHop
 from zbench.simulator.steps.host_order import edges_across
+from zbench.simulator.steps.instances import Likeness, PlayedInstances, StepOrder
 from zbench.simulator.steps.lower import ClusterPorts, all_queues, gpu_queues, ports_of
 from zbench.simulator.steps.played_template import PlayedTemplate, played_templates, timed_templates
+from zbench.simulator.steps.same_step import is_same
 from zbench.simulator.steps.trains.columns import AssembledHops, Narrow, ProgramHops
 from zbench.simulator.steps.variant import AskedVariant, PlayedInstance, Variant, variants_of
 from zbench.simulator.steps.waiting import WaitTables, edges_between, wait_tables
-from zbench.step.template import ACROSS, ITEM_COLUMNS, Step
-
-_Likeness = tuple[
-    int, int, int, int, int
-]  # of instances: template, layers before and after, and of the first kind, place
+from zbench.step.template import ITEM_COLUMNS, Step
 
 
 @dataclass(frozen=True)
 class StepProgram:
     """Hops of instances one after another.
 
-    begin: int64 [instances + 1], where those of each begin. assembled: their columns, what follows each, and which are
-    trains, legs of collectives that go in pieces (zbench.simulator.steps.trains.clock). variants, stacked: those that
-    they are of, and the rows of these; which: int64 [instances], the number of each one's. queues: how many there are;
-    gpu_queues: of a GPU.
+    of: the instances. begin: int64 [instances + 1], where the hops of each begin. assembled: their columns, what
+    follows each, and which are trains, legs of collectives that go in pieces (zbench.simulator.steps.trains.clock).
+    variants, stacked: those that they are of, and the rows of these; which: int64 [instances], the one of each.
+    queues: how many there are; gpu_queues: of a GPU.
     """
 
-    instances: tuple[PlayedInstance, ...]
+    of: PlayedInstances
     begin: Ints
     assembled: AssembledHops
     variants: Sequence[Variant]
@@ -51,6 +51,15 @@ class StepProgram:
     which: Ints
     queues: int
     gpu_queues: int
+
+    @cached_property
+    def instances(self) -> tuple[PlayedInstance, ...]:
+        """The instances, each with its variant."""
+        columns = (column.tolist() for column in (self.of.entry, self.of.template, self.of.layer, self.which))
+        return tuple(
+            PlayedInstance(entry, template, layer, self.variants[which])
+            for entry, template, layer, which in zip(*columns, strict=True)
+        )
 
     @property
     def hops(self) -> ProgramHops:
@@ -70,13 +79,9 @@ class StepProgram:
         """Returns whether no hop of an instance takes a link, as of an optimizer's."""
         return not (self.hops.rows.link_a[self.rows_of(number)] >= 0).any()
 
-    @cached_property
-    def of_runs(self) -> dict[int, list[int]]:
-        """The instances of each run."""
-        found: dict[int, list[int]] = {}
-        for number, one in enumerate(self.instances):
-            found.setdefault(one.run, []).append(number)
-        return found
+    def run_of(self, number: int) -> list[int]:
+        """Returns the instances of an instance's run."""
+        return self.of.of_runs[int(self.of.run[number])]
 
     @cached_property
     def _alike(self) -> dict[int, list[int]]:
@@ -86,15 +91,18 @@ class StepProgram:
     def alike(self, number: int) -> list[int]:
         """Returns the instances of an instance's run that are of the variant in its middle."""
         if number not in self._alike:
-            mine = self.of_runs[self.instances[number].run]
-            variant = self.instances[mine[len(mine) // 2]].variant
-            self._alike[number] = [at for at in mine if self.instances[at].variant is variant]
+            mine = self.run_of(number)
+            middle = self.which[mine[len(mine) // 2]]
+            self._alike[number] = [at for at in mine if self.which[at] == middle]
         return self._alike[number]
 
     @cached_property
     def apart(self) -> HopByHop:
         """The hops one by one, with the pieces of trains."""
         return HopByHop(self.assembled, self.instances, self.gpu_queues)
+
+
+_MOST_KEPT = 2**15  # operations of templates of a step that is kept: some 25 MB
 
 
 class VariantTables(NamedTuple):
@@ -105,21 +113,25 @@ class VariantTables(NamedTuple):
     stacked: StackedVariants
     queues: int
 
+    def timed(self, variants: Sequence[Variant]) -> "VariantTables":
+        """Returns those of variants that differ in the seconds of computes alone."""
+        busy = np.concatenate([one.lowered.busy for one in variants])
+        return self._replace(stacked=self.stacked._replace(rows=self.stacked.rows._replace(busy=busy)))
+
 
 @dataclass
 class StepParts:
     """The templates of a step as they are played, prepared when they are asked for. lasting: what is known of the step
-    whatever the machine's speeds are, by name."""
+    whatever its seconds are, by name."""
 
     step: Step
     plans: Sequence[Plan]
     cost: Cost
     lasting: dict[str, Any] = field(default_factory=dict)
-    _before: "StepParts | None" = None  # the same on a machine of other speeds
+    _before: "StepParts | None" = None  # the same with other seconds
+    _arrays: dict[int, LayoutArrays] = field(default_factory=dict)
     _templates: dict[int, PlayedTemplate] = field(default_factory=dict)
-    _runs: dict[bytes, int] = field(default_factory=dict)  # of layers on the same stages of all pipelines
-    _alike: dict[_Likeness, Variant] = field(default_factory=dict)
-    _reaches: dict[int, int] = field(default_factory=dict)  # PlayedTemplate.reach
+    _alike: dict[Likeness, Variant] = field(default_factory=dict)
     _variants: dict[tuple[Any, ...], Variant] = field(default_factory=dict)  # by template, and as `_lowered`
     _lowered: dict[tuple[Any, ...], Variant] = field(default_factory=dict)  # by data flow, what is missing, and place
     _tables: dict[tuple[int, ...], VariantTables] = field(default_factory=dict)
@@ -128,6 +140,20 @@ class StepParts:
         """Returns the same step on a machine of these speeds: seconds alone are new, and what depends on them. What is
         the same is prepared here, and stays."""
         return StepParts(self.step, self.plans, cost, self.lasting, self)
+
+    def after(self, before: "StepParts") -> "StepParts":
+        """Returns the step with what is prepared of another one on the same machine, where they differ in nothing but
+        which tokens attend to which; these parts where they do not, or have something of another one already."""
+        if self._before is not None or before.cost != self.cost:
+            return self
+        if not is_same((self.step, self.plans), (before.step, before.plans)):
+            return self
+        return StepParts(self.step, self.plans, self.cost, before.lasting, before)
+
+    @cached_property
+    def _like(self) -> "StepParts | None":
+        """The parts of which hops are the same but for the seconds of computes."""
+        return self._before if self._before is not None and self._before.cost == self.cost else None
 
     @cached_property
     def _ports(self) -> ClusterPorts:
@@ -138,6 +164,12 @@ class StepParts:
         if number not in self._templates:
             self._prepare(self.step.same_layouts[self.step.templates[number].layout])
         return self._templates[number]
+
+    def arrays(self, layout: int) -> LayoutArrays:
+        """Returns a layout as arrays."""
+        if layout not in self._arrays:
+            self._arrays[layout] = LayoutArrays.of(self.step.layouts[layout])
+        return self._arrays[layout]
 
     @cached_property
     def _numbers(self) -> dict[int, list[int]]:
@@ -157,102 +189,106 @@ class StepParts:
             key = id(one.operations), *map(id, named)  # counts of sums take no time
             alike.setdefault(key, []).append(number)
         firsts = [numbers[0] for numbers in alike.values()]
+        sizes = Sizes(self.step.layouts[layout], [templates[number] for number in firsts], self.arrays(layout))
         if self._before is None:
-            found = played_templates(self.step, [templates[number] for number in firsts], plan, self.cost)
+            found = played_templates(self.step, sizes, plan, self.cost)
         else:
-            found = [self._before.template(number) for number in firsts]
-            if self._before.cost != self.cost:
-                found = timed_templates(self.step, found, plan, self.cost)
+            known = [self._before.template(number) for number in firsts]
+            found = timed_templates(self.step, sizes, known, plan, self.cost)
         for numbers, played in zip(alike.values(), found, strict=True):
             self._templates[numbers[0]] = played
             for number in numbers[1:]:
                 self._templates[number] = replace(played, template=templates[number])
 
-    def variants(self, instances: Sequence[tuple[int, int, int]], step: Step) -> list[Variant]:
-        """Returns templates, each (number, layer, place), as they are for a layer, from a place on, of a step that may
-        have fewer layers. Those that are new are lowered together."""
-        keys = self._likenesses(instances, step)
-        new = {key: layer for key, (_, layer, _) in zip(keys, instances, strict=True) if key not in self._alike}
-        exact, asked = dict[_Likeness, tuple[Any, ...]](), dict[tuple[Any, ...], AskedVariant]()
-        for key, layer in new.items():
-            of, place = self.template(key[0]), key[4]
-            missing = of.missing(*key[1:4])
-            same = exact[key] = id(of.flow), missing, place
-            if same not in self._lowered and same not in asked:
-                asked[same] = AskedVariant(of, missing, place, step.where(max(place, ACROSS), layer))
+    @cached_property
+    def order(self) -> StepOrder:
+        """The step's order."""
+        return StepOrder.of(self.step)
+
+    def variants(self, instances: PlayedInstances) -> tuple[list[Variant], Ints]:
+        """Returns templates as they are for instances, each once, and the number of each instance's, int64 [instances].
+        Those that are new are lowered together."""
+        alike = instances.alike(tuple(self.template(number).reach for number in instances.templates))
+        exact, asked = dict[Likeness, tuple[Any, ...]](), dict[tuple[Any, ...], AskedVariant]()
+        for key in alike.likenesses:
+            if key not in self._alike:
+                of, place = self.template(key[0]), key[4]
+                missing = of.missing(*key[1:4])
+                same = exact[key] = id(of.flow), missing, place
+                if same not in self._lowered and same not in asked and not self._knows(same, of):
+                    asked[same] = AskedVariant(of, missing, place, instances.where[place])
         self._lowered.update(zip(asked, variants_of(list(asked.values()), self._ports), strict=True))
         for key, same in exact.items():
             of, known = self.template(key[0]), self._lowered[same]
             one = known if known.of is of else replace(known, of=of)
             self._alike[key] = self._variants.setdefault((key[0], *same), one)
-        return [self._alike[key] for key in keys]
+        found, number = [self._alike[key] for key in alike.likenesses], dict[int, int]()
+        numbers = np.array([number.setdefault(id(one), len(number)) for one in found], np.int64)
+        return list({id(one): one for one in found}.values()), numbers[alike.which]
 
-    def _likenesses(self, instances: Sequence[tuple[int, int, int]], step: Step) -> list[_Likeness]:
-        """Returns what instances of a template that are alike have in common: what is farther away is not touched."""
-        found, spans = [], dict[tuple[int, int], tuple[int, int]]()
-        for number, layer, place in instances:
-            span = spans.get((layer, place))
-            if span is None:
-                span = spans[layer, place] = step.span(layer, place)
-            low, high = span
-            if place == ACROSS:
-                shifts = step.shifts[:, min(layer, step.num_layers)].tobytes()
-                place = ACROSS - self._runs.setdefault(shifts, len(self._runs))
-            reach = self._reaches.get(number)
-            if reach is None:
-                reach = self._reaches[number] = self.template(number).reach
-            before, after = layer - low, high - layer  # compared one by one: `min` takes as long as the rest
-            before, after = before if before < reach else reach, after if after < reach else reach
-            leading = min(max(step.leading - layer, -reach), reach) if step.leading else 0
-            found.append((number, before, after, leading, place))
-        return found
+    def _knows(self, same: tuple[Any, ...], of: PlayedTemplate) -> bool:
+        """Returns whether a variant, by its key in `_lowered`, is one that is known but for its seconds, which it has
+        from then on."""
+        known = None if self._like is None else self._like._lowered.get(same)
+        found = None if known is None else known.timed(of)
+        if found is not None:
+            self._lowered[same] = found
+        return found is not None
 
     @cached_property
     def of_step(self) -> tuple[list[Variant], Ints]:
         """The variants of the step, all layers, and the number of each instance's, int64 [instances]."""
-        every = [(one.template, layer, one.place) for one in self.step.order for layer in one.layers]
-        return numbered(self.variants(every, self.step))
+        return self.variants(self.order.all_instances)
 
     def tables(self, variants: Sequence[Variant]) -> VariantTables:
         """Returns what programs take from some of its variants."""
         key = tuple(id(one) for one in variants)
         if key not in self._tables:
-            cluster = self.cost.cluster
-            meetings, queues = _meeting_queues(variants, all_queues(cluster))
-            stacked = stacked_variants(variants, meetings, cluster)
-            self._tables[key] = VariantTables(wait_tables(self.step, variants), stacked, queues)
+            known = None if self._like is None else self._like._tables.get(tuple(id(one.like) for one in variants))
+            self._tables[key] = self._made_tables(variants) if known is None else known.timed(variants)
         return self._tables[key]
 
+    def _made_tables(self, variants: Sequence[Variant]) -> VariantTables:
+        cluster = self.cost.cluster
+        meetings, queues = _meeting_queues(variants, all_queues(cluster))
+        return VariantTables(wait_tables(self.step, variants), stacked_variants(variants, meetings, cluster), queues)
 
-def program(parts: StepParts, order: Sequence[tuple[int, int]], step: Step) -> StepProgram:
-    """Puts instances, each (entry of the step's order, layer), into a program. step: with the layers that are there,
-    maybe fewer than that of the parts."""
-    runs, entries = parts.step.runs, [(step.order[entry], layer) for entry, layer in order]
-    of_instances = parts.variants([(one.template, layer, one.place) for one, layer in entries], step)
-    instances = [
-        PlayedInstance(entry, runs[entry], step.order[entry].template, layer, variant)
-        for (entry, layer), variant in zip(order, of_instances, strict=True)
-    ]
-    variants, which = numbered(of_instances)
+
+@dataclass(slots=True)
+class FirstStep:
+    """The first step of a run, kept as long as those that follow are the same but for which tokens attend to which."""
+
+    _first: StepParts | None = None
+    _is_over: bool = False
+
+    def prepared(self, parts: StepParts) -> StepParts:
+        """Returns the next step of the run, with what is prepared of the first one where they are the same so far."""
+        if self._is_over:
+            return parts
+        if self._first is None:
+            self._first, found = parts, parts
+            self._is_over = sum(len(one.operations) for one in parts.step.templates) > _MOST_KEPT
+        else:
+            found = parts.after(self._first)
+            self._is_over = found is parts
+        if self._is_over:
+            self._first = None
+        return found
+
+
+def program(parts: StepParts, instances: PlayedInstances) -> StepProgram:
+    """Puts instances of a step into a program."""
+    step, (variants, which) = parts.step, parts.variants(instances)
     tables = parts.tables(variants)
     begin = np.concatenate([[0], np.cumsum(np.diff(tables.stacked.begin)[which])])
-    stage = {place: at for at, place in enumerate(dict.fromkeys(one.variant.place for one in instances))}
-    layers = np.array([(one.layer, stage[one.variant.place]) for one in instances], np.int64)
-    rows = np.column_stack([which, layers, begin[:-1]])
-    between = edges_between(tables.waiting, step.num_layers, rows)
+    rows = np.column_stack([which, instances.layer, instances.stage, begin[:-1]])
+    between = edges_between(tables.waiting, instances.num_layers, rows)
     if step.num_hosts:
         copies = edges_across(variants, which, begin, step.num_gpus)
         between = np.concatenate([between[0], copies[0]]), np.concatenate([between[1], copies[1]])
     found = assembled_hops(tables.stacked, rows[:, [0, 3]], between, tables.queues)
     queues = gpu_queues(parts.cost.cluster)
-    return StepProgram(tuple(instances), begin, found, variants, tables.stacked, which, tables.queues, queues)
-
-
-def numbered(of_instances: Sequence[Variant]) -> tuple[list[Variant], Ints]:
-    """Returns the variants of instances, each once, and the number of each instance's, int64 [instances]."""
-    number = dict[int, int]()
-    which = [number.setdefault(id(one), len(number)) for one in of_instances]
-    return list({id(one): one for one in of_instances}.values()), np.array(which, np.int64)
+    return StepProgram(instances, begin, found, variants, tables.stacked, which, tables.queues, queues)
 
 
 def _meeting_queues(variants: Sequence[Variant], every: int) -> tuple[list[int], int]:

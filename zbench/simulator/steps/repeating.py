@@ -40,7 +40,7 @@ class RepeatingLayers:
             return None
         program, same = self.of.program, self.of.alike(cut)
         begin, length = program.begin[same], int(program.begin[same[0] + 1] - program.begin[same[0]])
-        run = program.begin[program.of_runs[program.instances[cut].run][0]]
+        run = program.begin[program.run_of(cut)[0]]
         at = _repeating(self.of.timeline.done, begin, length, run, program.is_linkless(same[0]))
         return same[at] if 0 <= at < len(same) - 1 else None
 
@@ -68,7 +68,7 @@ class RepeatingLayers:
             found = {cut: at for cut, at in found.items() if cut not in linkless}
         for cut, at in found.items():
             skipped[cut], skipped[at + 1] = 0, self.of.skipped[cut]
-            end = program.begin[program.of_runs[program.instances[cut].run][-1] + 1]
+            end = program.begin[program.run_of(cut)[-1] + 1]
             done = timeline.done[program.begin[at - 1] : program.begin[at]]
             if cut not in linkless and _first_send(timeline.start, *hops, end) < done.max():
                 return None

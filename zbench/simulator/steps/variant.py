@@ -1,7 +1,7 @@
 """A template for the layers, and from the place, that it is played for: its hops, what it waits for and leaves."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.describe.compiled import ENTERED, IN_PLACE
+from zbench.simulator.steps.dataflow.implied import LEAST_FELT
 from zbench.simulator.steps.dataflow.touched import TouchRelations, relations_of
 from zbench.simulator.steps.expand import AFTER, IS_LAST, OP, START
 from zbench.simulator.steps.lower import ClusterPorts, Lowered, PlacedOps, lower
@@ -32,7 +33,8 @@ class Variant:
 
     missing: the (tensor, layer offset) pairs that are not there. place: from which its places are counted, below 0 of
     one that is played across pipelines, a number for each run of layers that are on the same stages. where: the place
-    that each of the template's is, int64 [places], in which operations, hops and rows are already.
+    that each of the template's is, int64 [places], in which operations, hops and rows are already. like: a variant that
+    differs in the seconds of computes alone.
     """
 
     of: PlayedTemplate
@@ -42,6 +44,18 @@ class Variant:
     missing: tuple[tuple[int, int], ...]
     place: int
     where: Ints
+    like: "Variant | None" = None
+
+    def timed(self, of: PlayedTemplate) -> "Variant | None":
+        """Returns the variant with the seconds of a template that differs in those of computes alone; None where one of
+        them takes time and took none, or the other way round, as others may wait for it then."""
+        queued = self.lowered.queued
+        busy = queued.busy.copy()
+        busy[queued.computes] = of.seconds[of.ops[:, 0] == COMPUTE]
+        if ((busy > LEAST_FELT) != (queued.busy > LEAST_FELT)).any():
+            return None
+        lowered = replace(self.lowered, queued=queued._replace(busy=busy))
+        return replace(self, of=of, lowered=lowered, like=self.like or self)
 
     @cached_property
     def kinds(self) -> Ints:
@@ -51,6 +65,8 @@ class Variant:
     @cached_property
     def relations(self) -> TouchRelations:
         """The groups of its rows that wait for others, that others wait for, and that end, with their hops."""
+        if self.like is not None:
+            return self.like.relations
         of, gone = self.of, np.array(self.missing, np.int64).reshape(-1, 2)
         about = of.nature, of.pairs.replaced, of.pairs.held, pair_codes(gone[:, 0], gone[:, 1])
         shape = len(of.nature), of.step.num_places + 1, len(self.ops)
@@ -61,11 +77,9 @@ class Variant:
 
 @dataclass(frozen=True)
 class PlayedInstance:
-    """An instance of a program: its entry in the step's order and that one's run, its template, the layer and the
-    variant."""
+    """An instance of a program: its entry in the step's order, its template, the layer and the variant."""
 
     entry: int
-    run: int
     template: int
     layer: int
     variant: Variant

@@ -13,21 +13,18 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.describe.compiled import ENTERED, IN_PLACE
-from zbench.simulator.steps.dataflow.implied import LEAST_FELT
-from zbench.simulator.steps.dataflow.touched import BUFFERS, OFFSETS, HopsOfGroups
+from zbench.simulator.steps.dataflow.touched import BUFFERS, FELT, OFFSETS, HopsOfGroups
 from zbench.simulator.steps.variant import Variant
 from zbench.step.proof.groups import slots_of
 from zbench.step.template import Step
 
-_FELT = 2  # of computes that take longer than rounding
 _RECENT = 4096  # rows of `_known`: an instance's edges, as a rule
 
 
 class _Tables(NamedTuple):
     """Variants one after another. waits, notes, ends: of TouchRelations, with groups counted through, and in place of a
     pair its slot, layer offset and whether layers have one each; offsets by variant. finals, begins: the hops with
-    which the operations of groups are complete and begin, int64 [n, 3], (place, hop, 0 unless it computes, _FELT where
-    that takes time); offsets by group."""
+    which the operations of groups are complete and begin, as HopsOfGroups has them; offsets by group."""
 
     wait_offsets: Ints
     waits: Ints
@@ -67,47 +64,60 @@ def edges_between(of: WaitTables, num_layers: int, instances: Ints) -> tuple[Int
 def _tables(variants: Sequence[Variant], slots: Sequence[tuple[int, ...]]) -> _Tables:
     """Puts what is known of variants one after another."""
     related = [one.relations for one in variants]
-    groups = [len(one.finals.offsets) - 1 for one in related]
     most = max(map(len, slots))
-    slot_of, layered = np.zeros((len(slots), most), np.int64), np.zeros((len(variants), most), np.int64)
+    slot_of, layered = np.zeros((len(slots), most), np.int64), np.zeros((len(slots), most), np.int64)
     for number, row in enumerate(slots):
         slot_of[number, : len(row)] = row
-    for number, one in enumerate(variants):
-        layered[number, : len(one.of.nature)] = one.of.layout.layered
-    about = slot_of[[one.of.template.layout for one in variants]], layered, np.cumsum([0, *groups])
+        layered[number, : len(row)] = variants[0].of.step.layouts[number].layered
+    layouts = np.array([one.of.template.layout for one in variants], np.int64)
+    groups = np.cumsum([0, *(len(one.finals.offsets) - 1 for one in related)])
+    about = layouts, slot_of, layered, groups
     return _Tables(
         *_keyed([one.waits for one in related], 2, about),
         *_keyed([one.notes for one in related], 2, about),
         *_keyed([one.ends for one in related], 0, about),
-        *_through(variants, [one.finals for one in related]),
-        *_through(variants, [one.begins for one in related]),
+        *_through([one.finals for one in related]),
+        *_through([one.begins for one in related]),
     )
 
 
-def _keyed(tables: Sequence[Ints], code: int, about: tuple[Ints, Ints, Ints]) -> tuple[Ints, Ints]:
+def _joined_rows(tables: Sequence[Ints]) -> tuple[Ints, Ints]:
+    """Returns (offsets by table, their rows one after another)."""
+    return np.cumsum([0, *map(len, tables)]), np.concatenate(tables)
+
+
+def _keyed(tables: Sequence[Ints], code: int, about: tuple[Ints, Ints, Ints, Ints]) -> tuple[Ints, Ints]:
     """Returns (offsets by variant, the rows of TouchRelations one after another as `_Tables` has them).
 
-    code: the column of pairs. about: by variant, the slot of each tensor, whether layers have one each, and its first
-    group.
+    code: the column of pairs. about: the layout of each variant, by layout the slot of each tensor and whether layers
+    have one each, and the first group of each variant.
     """
-    slot_of, layered, group = about
-    rows, sizes = np.concatenate(tables), [len(one) for one in tables]
-    which = np.repeat(np.arange(len(tables)), sizes)
-    tensor, offset = np.divmod(rows[:, code], OFFSETS)
-    key = [slot_of[which, tensor], offset - OFFSETS // 2, layered[which, tensor]]
-    rest = [rows[:, 1], rows[:, 2], rows[:, 3]] if code == 0 else [rows[:, 0] + group[which], rows[:, 1]]
-    return np.cumsum([0, *sizes]), np.stack([*key, *rest], axis=1)
+    offsets, rows = _joined_rows(tables)
+    return offsets, _with_slots(offsets, rows, code, about)
 
 
-def _through(variants: Sequence[Variant], groups: Sequence[HopsOfGroups]) -> tuple[Ints, Ints]:
+@nb.njit(**ENTERED)
+def _with_slots(offsets, rows, code, about):  # type: ignore[no-untyped-def]
+    """Returns rows as `_keyed`. offsets: by variant."""
+    layouts, slot_of, layered, group = about
+    found = np.empty((len(rows), 6 if code == 0 else 5), np.int64)
+    for variant in range(len(layouts)):
+        of = layouts[variant]
+        for at in range(offsets[variant], offsets[variant + 1]):
+            tensor, offset = rows[at, code] // OFFSETS, rows[at, code] % OFFSETS
+            found[at, 0], found[at, 1], found[at, 2] = slot_of[of, tensor], offset - OFFSETS // 2, layered[of, tensor]
+            if code == 0:
+                found[at, 3], found[at, 4], found[at, 5] = rows[at, 1], rows[at, 2], rows[at, 3]
+            else:
+                found[at, 3], found[at, 4] = rows[at, 0] + group[variant], rows[at, 1]
+    return found
+
+
+def _through(groups: Sequence[HopsOfGroups]) -> tuple[Ints, Ints]:
     """Returns the hops of the groups of variants one after another, as `_Tables` has them."""
-    begin = np.cumsum([0, *(len(one.hops) for one in groups)])
-    offsets = np.append(np.concatenate([one.offsets[:-1] + begin[at] for at, one in enumerate(groups)]), begin[-1])
-    queued = [of.lowered.queued for of in variants]
-    felt = [np.where(of.busy[one.hops] > LEAST_FELT, _FELT, 1) for of, one in zip(queued, groups, strict=True)]
-    computes = [of.computes[one.hops] * kind for of, one, kind in zip(queued, groups, felt, strict=True)]
-    columns = [np.concatenate([getattr(one, name) for one in groups]) for name in ("places", "hops")]
-    return offsets, np.stack([*columns, np.concatenate(computes)], axis=1)
+    begin, rows = _joined_rows([one.rows for one in groups])
+    offsets = [one.offsets[:-1] + first for one, first in zip(groups, begin.tolist(), strict=False)]
+    return np.append(np.concatenate(offsets), begin[-1]), rows
 
 
 @nb.njit(**IN_PLACE)
@@ -127,7 +137,7 @@ def _joined(t, ends, begins, edges, recent, used):  # type: ignore[no-untyped-de
             kinds = t.finals[other, 2], t.begins[at, 2]
             if pair != before and not (kinds[0] and kinds[1]):
                 before = pair
-                if _FELT not in kinds or not _known(pair, place, kinds[1] == _FELT, begins, edges, recent, used):
+                if FELT not in kinds or not _known(pair, place, kinds[1] == FELT, begins, edges, recent, used):
                     if used < edges.shape[1]:
                         edges[0, used], edges[1, used] = pair
                     used += 1

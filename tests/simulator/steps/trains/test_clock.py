@@ -10,7 +10,6 @@ from zbench.cost.job import make_cost
 from zbench.describe.cluster import LONGEST_WAITING, PLAN
 from zbench.simulator.clock import Free, Timeline, run_hops
 from zbench.simulator.steps.program import StepParts, StepProgram, program
-from zbench.simulator.steps.shortened import with_fewer_layers
 from zbench.simulator.steps.trains.clock import Halt, Unless, run_trains, run_unless
 from zbench.step.passes.build import whole_step
 
@@ -19,8 +18,7 @@ TIMES = ("start", "release", "done", "begun", "ended")
 
 def of_layers(parts: StepParts, kept: int) -> StepProgram:
     """Returns a program of some layers of a step."""
-    short, instances, _ = with_fewer_layers(parts.step, kept)
-    return program(parts, instances, short)
+    return program(parts, parts.order.instances(kept))
 
 
 @pytest.mark.parametrize("zero", ["3", "1"])

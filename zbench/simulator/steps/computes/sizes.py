@@ -1,8 +1,9 @@
 """Sizes of what operations of a template read, make and move."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -11,6 +12,7 @@ from zbench.describe.arrays import Flags, Floats, Ints
 from zbench.simulator.steps.computes.works import CountedAmounts, Named
 from zbench.simulator.steps.dataflow.atoms import row_positions
 from zbench.simulator.steps.dataflow.layout_arrays import LayoutArrays
+from zbench.step.form import LayoutForm
 from zbench.step.formula import Formula, Reference
 from zbench.step.layout import StepLayout
 from zbench.step.operations import COMPUTE
@@ -21,10 +23,12 @@ _ATTENDS = ("attend", "attend_d")
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of the operations of templates of one layout, those of one template after another."""
+    """The sizes of the operations of templates of one layout, those of one template after another. read: the layout as
+    arrays, where it was read."""
 
     layout: StepLayout
     templates: Sequence[Template]
+    read: LayoutArrays | None = None
 
     @cached_property
     def ops(self) -> Ints:
@@ -40,7 +44,7 @@ class Sizes:
     @cached_property
     def arrays(self) -> LayoutArrays:
         """The layout as arrays."""
-        return LayoutArrays.of(self.layout)
+        return LayoutArrays.of(self.layout) if self.read is None else self.read
 
     def is_of(self, number: int) -> Flags:
         """Returns whether each operation computes a formula."""
@@ -59,10 +63,9 @@ class Sizes:
     def named(self) -> Named:
         """The tensors, lists and indices that operations may name, as compiled loops read them."""
         layout, arrays = self.layout, self.arrays
-        bound, number = layout.bound, layout.number
+        bound = layout.bound
         index_sizes = arrays.index_sizes.astype(np.float64)
         of_batch = np.array([*(one.of_batch for one in layout.indices), False], np.bool_)
-        names = [one.name for one in layout.tensors]
         return Named(
             bound.offsets,
             bound.rows,
@@ -72,7 +75,7 @@ class Sizes:
             index_sizes,
             of_batch[:-1],
             arrays.unit * np.append(index_sizes, 1.0)[arrays.axes].prod(axis=1),
-            np.array([number.get(name.removeprefix("d"), at) for at, name in enumerate(names)], np.int64),
+            _gradients_of(layout.form),
             np.asarray(of_batch[arrays.axes].any(axis=1), np.bool_),
         )
 
@@ -81,12 +84,13 @@ class Sizes:
         """The computes of attention, those of each template and formula together: whose they are, which, and whether
         they are of a backward."""
         found = []
-        functions = [one.terms[0].function for one in self.layout.formulas]
-        for template, begin, end in zip(self.templates, self.begin[:-1], self.begin[1:], strict=True):
+        backward = _attends_of(self.layout.form)
+        for template, (begin, end) in zip(self.templates, pairwise(self.begin.tolist()), strict=True):
             for number in template.formulas:
-                if functions[number] in _ATTENDS:
-                    mine = begin + np.flatnonzero(self.is_of(number)[begin:end])
-                    found.append((template, mine, functions[number] == "attend_d"))
+                if number in backward:
+                    ops = self.ops[begin:end]
+                    mine = begin + np.flatnonzero((ops[:, 0] == COMPUTE) & (ops[:, 1] == number))
+                    found.append((template, mine, backward[number]))
         return found
 
     @cached_property
@@ -99,14 +103,11 @@ class Sizes:
             np.full(len(layout.formulas), -1, np.int64),
         )
         routed, sizes, shares = np.zeros(len(layout.formulas), np.bool_), [np.zeros(0)], [np.zeros(0)]
-        amounts = np.array([one.amounts is not None for one in layout.tensors], np.bool_)
-        for number in {number for one in self.templates for number in one.formulas}:
+        for number, given in _counted_of(layout.form).items():
+            if not any(number in one.formulas for one in self.templates):
+                continue
             formula, begin = layout.formulas[number], int(layout.bound.offsets[number])
             refs = [*formula.operands, *formula.results]
-            given = [at for at in range(len(refs)) if amounts[layout.bound.rows[begin + at, 1]]]
-            attends = formula.terms[0].function in _ATTENDS
-            if attends or not (given or formula.relation):
-                continue
             one = self.of(formula, np.flatnonzero(self.is_of(number)))
             for at in given:
                 bytes_at[begin + at] = sum(map(len, sizes))
@@ -188,6 +189,33 @@ class Sizes:
         if index == wanted:
             return parts
         return next(one.part for one in self.layout.maps if (one.coarse, one.fine) == (wanted, index))[parts]
+
+
+@lru_cache(maxsize=64)
+def _counted_of(form: LayoutForm) -> Mapping[int, list[int]]:
+    """Returns the formulas that have tensors with amounts, or a relation, but for attention's, each with the places of
+    these tensors among its references."""
+    found = {}
+    for number, formula in enumerate(form.formulas):
+        refs = (*formula.operands, *formula.results)
+        given = [at for at, one in enumerate(refs) if form.tensors[form.number[one.tensor]].has_amounts]
+        if formula.terms[0].function not in _ATTENDS and (given or formula.relation):
+            found[number] = given
+    return found
+
+
+@lru_cache(maxsize=64)
+def _attends_of(form: LayoutForm) -> Mapping[int, bool]:
+    """Returns the formulas of attention, and whether each is of a backward."""
+    functions = enumerate(one.terms[0].function for one in form.formulas)
+    return {number: function == "attend_d" for number, function in functions if function in _ATTENDS}
+
+
+@lru_cache(maxsize=64)
+def _gradients_of(form: LayoutForm) -> Ints:
+    """Returns the tensor that each is the gradient of, itself where it is none, int64 [tensors]."""
+    names = [one.name for one in form.tensors]
+    return np.array([form.number.get(name.removeprefix("d"), at) for at, name in enumerate(names)], np.int64)
 
 
 @dataclass(frozen=True)

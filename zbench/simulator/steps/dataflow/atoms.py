@@ -287,6 +287,27 @@ def _homes_of_atoms(cut, unit, moved, homes, amounts):  # type: ignore[no-untype
     return offsets, places[:count].copy(), held[:count].copy()
 
 
+@nb.njit(**ENTERED)
+def bytes_at_home(arrays, places):  # type: ignore[no-untyped-def]
+    """Returns the bytes of every tensor at each place where parts of it are at home, int64 [tensors, places]. arrays:
+    of a layout."""
+    (home_offsets, home), (amount_offsets, amount) = arrays.homes, arrays.amounts
+    first, sizes, axes, unit = arrays.first, arrays.sizes, arrays.axes, arrays.unit
+    found = np.zeros((len(unit), places), np.int64)
+    for tensor in range(len(unit)):
+        one, two, counted = axes[tensor, 0], axes[tensor, 1], amount_offsets[tensor + 1] > amount_offsets[tensor]
+        width = first[two + 1] - first[two] if two >= 0 else 1
+        for at in range(home_offsets[tensor + 1] - home_offsets[tensor]):
+            place, size = home[home_offsets[tensor] + at], np.int64(1)
+            if counted:
+                size = amount[amount_offsets[tensor] + at]
+            elif one >= 0:
+                size = sizes[first[one] + at // width] * (sizes[first[two] + at % width] if two >= 0 else 1)
+            if place >= 0:
+                found[tensor, place] += unit[tensor] * size
+    return found
+
+
 @nb.njit(**INNER)
 def _cell_bytes(cut, unit, amounts):  # type: ignore[no-untyped-def]
     """Returns the bytes of every cell of atoms, of all tensors one after another."""

@@ -1,13 +1,14 @@
 """A layout of a step as arrays, read once for all templates that are played of it."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.step.form import LayoutForm
 from zbench.step.layout import StepLayout
-from zbench.step.tensor import NATURES
 
 
 class LayoutArrays(NamedTuple):
@@ -37,24 +38,37 @@ class LayoutArrays(NamedTuple):
     @staticmethod
     def of(layout: StepLayout) -> "LayoutArrays":
         """Reads a layout."""
-        lists, number = layout.lists, {one.name: at for at, one in enumerate(layout.indices)}
-        of_list = np.array([number.get(name, -1) for name in lists.indices], np.int64)[lists.of]
-        ends = np.array([(number[one.coarse], number[one.fine]) for one in layout.maps], np.int64).reshape(-1, 2)
-        axes = np.array([[*(number[axis] for axis in one.axes), -1, -1][:2] for one in layout.tensors], np.int64)
+        lists, names = layout.lists, _names_of(layout.form)
+        of_list = np.array([names.numbers.get(name, -1) for name in lists.indices], np.int64)[lists.of]
         return LayoutArrays(
             (of_list, lists.offsets, lists.parts),
             np.cumsum([0, *(len(one) for one in layout.indices)]).astype(np.int64),
-            (ends, *_joined([one.part for one in layout.maps])),
-            axes.reshape(-1, 2),
+            (names.ends, *_joined([one.part for one in layout.maps])),
+            layout.form.axes,
             np.concatenate([*(one.sizes for one in layout.indices), np.zeros(0, np.int64)]),
             np.array([one.unit for one in layout.tensors], np.int64),
             _joined([one.home for one in layout.tensors]),
             _joined([one.home[:0] if one.amounts is None else one.amounts for one in layout.tensors]),
-            np.array([NATURES.index(one.nature) for one in layout.tensors], np.int64),
+            layout.form.natures,
         )
+
+
+class _Names(NamedTuple):
+    """The number of each index by name, and the (coarse, fine) indices of maps."""
+
+    numbers: dict[str, int]
+    ends: Ints
+
+
+@lru_cache(maxsize=64)
+def _names_of(form: LayoutForm) -> _Names:
+    """Returns what the names of a form stand for."""
+    number = {name: at for at, (name, _) in enumerate(form.indices)}
+    ends = np.array([(number[coarse], number[fine]) for coarse, fine in form.maps], np.int64)
+    return _Names(number, ends.reshape(-1, 2))
 
 
 def _joined(rows: Sequence[Ints]) -> tuple[Ints, Ints]:
     """Returns (offsets, all rows one after another)."""
-    sizes = np.cumsum([0, *(len(row) for row in rows)])
-    return sizes.astype(np.int64), np.concatenate([*rows, np.zeros(0, np.int64)]).astype(np.int64)
+    sizes = np.array([0, *map(len, rows)], np.int64)
+    return np.cumsum(sizes), np.concatenate([*rows, np.zeros(0, np.int64)]).astype(np.int64, copy=False)

@@ -8,22 +8,22 @@ import numpy as np
 from zbench.describe.arrays import Flags, Ints
 from zbench.describe.compiled import ENTERED, ENTERED_IN_PLACE, IN_PLACE, INNER
 from zbench.simulator.steps.dataflow.chains import ARRIVES, READS, USES, WRITES
-from zbench.simulator.steps.dataflow.implied import QueuedHops, keep_first, keep_last
+from zbench.simulator.steps.dataflow.implied import LEAST_FELT, QueuedHops, keep_first, keep_last
 from zbench.step.operations import COMPUTE
 from zbench.step.tensor import STATE
 
 WRITERS, READERS, BUFFERS = range(3)  # whom an operation waits for
 OFFSETS = 128  # more than there are layer offsets, half of them below 0
 NO_VERSION = -(2**31)
+FELT = 2  # of computes that take longer than rounding
 
 
 class HopsOfGroups(NamedTuple):
-    """Hops of the operations of groups of rows: offsets of groups, and by hop, sorted by place in each, its place and
-    its number."""
+    """Hops of the operations of groups of rows: offsets of groups, and rows of hops, sorted by place in each, int64
+    [n, 3]: the place, the hop, and 0 unless it computes, FELT where that takes longer than rounding."""
 
     offsets: Ints
-    places: Ints
-    hops: Ints
+    rows: Ints
 
 
 class TouchRelations(NamedTuple):
@@ -221,9 +221,9 @@ def _hops_of_groups(touches, marks, queued, last):  # type: ignore[no-untyped-de
     begin, hops = np.zeros(most + 1, np.int64), np.empty(len(of), np.int64)
     queues, room = _put_marked(touches.ops, (of, mark, meant), queued, begin, hops)
     work = np.full(queues, -1, np.int64), np.arange(room), np.ones(room, np.bool_)
-    out = np.zeros(len(touches.offsets), np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
+    out = np.zeros(len(touches.offsets), np.int64), np.empty((room, 3), np.int64), np.empty(room, np.int64)
     used = _put_groups(touches, (begin, hops), queued, last, work, out)
-    return out[0], out[1][:used].copy(), out[2][:used].copy()
+    return out[0], out[1][:used].copy()
 
 
 @nb.njit(**IN_PLACE)
@@ -250,7 +250,7 @@ def _put_groups(touches, rows, queued, last, work, out):  # type: ignore[no-unty
     """Writes what `_hops_of_groups` returns, and returns how many hops there are. rows: marked hops of operations,
     compressed rows. work: of every queue -1, the numbers of hops that there may be, and whether each is needed, which
     is so of all."""
-    (none, every, needed), (begin, place, found) = work, out
+    (none, every, needed), (begin, table, found) = work, out
     offsets, ops, places = touches.offsets, touches.ops, touches.places
     used = 0
     for group in range(len(offsets) - 1):
@@ -273,7 +273,9 @@ def _put_groups(touches, rows, queued, last, work, out):  # type: ignore[no-unty
                         found[used] = found[hop]
                         used += 1
                     needed[hop] = True
-            for hop in range(first, used):
-                place[hop] = where
+            for at_hop in range(first, used):
+                hop = found[at_hop]
+                kind = 0 if not queued.computes[hop] else FELT if queued.busy[hop] > LEAST_FELT else 1
+                table[at_hop, 0], table[at_hop, 1], table[at_hop, 2] = where, hop, kind
         begin[group + 1] = used
     return used
