@@ -24,9 +24,10 @@ test:
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types meanwhile $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal --durations=12
 
-# The property tests, with 25 times as many examples as make test draws, and others each time: hours.
+# What make test leaves out for the time it takes: 25 times as many examples of most property tests, others each time,
+# and all combinations where every other one is tried (tests/helpers/examples.py). Hours.
 test-thorough: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal --hypothesis-profile=thorough -m hypothesis --timeout=14400
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal --hypothesis-profile=thorough --timeout=14400
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
