@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 
 unexport PYTHONDONTWRITEBYTECODE # containers set it, and each of the tests' processes would compile all that it imports
 
-.PHONY: run test lint types meanwhile bench gate baseline docs anchors figures standing desk clean
+.PHONY: run test test-thorough lint types meanwhile bench gate baseline docs anchors figures standing desk clean
 
 # What it compiles is compiled by the run itself; the rest of the project waits for make test.
 run: $(CORE)
@@ -23,6 +23,11 @@ run: $(CORE)
 test:
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types meanwhile $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal --durations=12
+
+# What make test leaves out for the time it takes: 25 times as many examples of most property tests, others each time,
+# and all combinations where every other one is tried (tests/helpers/examples.py). Hours.
+test-thorough: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal --hypothesis-profile=thorough --timeout=14400
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

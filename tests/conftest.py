@@ -1,18 +1,20 @@
 """Hypothesis profiles, and the one cluster that tests with fixed inputs use.
 
-`ci` (the default) draws the same examples every time; `--hypothesis-profile=thorough` draws many new ones.
+`ci` (the default) draws the same examples every time; `--hypothesis-profile=thorough` draws many new ones, in
+proportion where a test says how many it draws in `ci`, and tries all combinations (tests.helpers.examples).
 """
 
 import gc
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from tests.helpers.composing import composed_once
+from tests.helpers.examples import CI, USUAL
 from tests.helpers.strategies import SHARP
 from zbench.cost.cost import Cost
 from zbench.describe.cluster import Cluster
@@ -25,9 +27,19 @@ TESTS = Path(__file__).parent
 # Tests of several processes, which share fork servers where one worker has them, and those with the longest set-up.
 FIRST = ("project", "correctness", "desk", "runtime", "anchors", "figures")
 
-settings.register_profile("ci", max_examples=20, deadline=None, derandomize=True, database=None)
+settings.register_profile(CI, max_examples=USUAL, deadline=None, derandomize=True, database=None)
 settings.register_profile("thorough", max_examples=500, deadline=None)
-settings.load_profile("ci")
+settings.load_profile(CI)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """No garbage is looked for while tests are collected: what is made then stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.cost.test_stage_memory import CHUNK, LEVELS, job
+from tests.helpers.examples import chequered
 from tests.helpers.variants import SYSTEMS, Variant
 from zbench.cost.cost import Cost
 from zbench.cost.memory.needs import check_layers_ahead, check_memory, memory_of
@@ -44,7 +45,8 @@ def share_of_reckoned(cost: Cost, length: int, micro_batches: int) -> float:
 @pytest.mark.parametrize(("recompute", "chunk"), LEVELS)
 def test_layers_gathered_ahead_are_reckoned(recompute: str, chunk: int | str, window: int) -> None:
     """Never less than live ranges and to 1 %, where the loss is fullest and where a layer is."""
-    for vocab, length in product((1000, 128256), (2 * CHUNK, 4096)):
+    offset = LEVELS.index((recompute, chunk)) + WINDOWS.index(window)
+    for vocab, length in chequered((1000, 128256), (2 * CHUNK, 4096), offset=offset):
         cost = ahead(window, vocab=vocab, recompute=recompute, mlp_chunk_tokens=chunk)
         assert share_of_reckoned(cost, length, 3) >= 0.99
 

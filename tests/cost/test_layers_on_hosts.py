@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.cost.test_stage_memory import CHUNK, pipelines_of, reckoned_and_found
+from tests.helpers.examples import chequered
 from tests.helpers.oracles import small
 from zbench.cost.cost import Cost
 from zbench.cost.hidden import hidden_shares
@@ -29,6 +30,7 @@ HOST = {"host_bandwidth": 25e9, "host_efficiency": 0.8, "host_latency": 1e-5, "h
 HOST["host_adam_bandwidth"] = 1e11
 WAYS = [("inputs", "full", "whole"), ("inputs", "full", CHUNK), ("activations", "none", "whole")]
 WAYS += [("activations", "selective", "whole"), ("activations", "chunked", CHUNK), ("activations", "full", "whole")]
+PAIRS = [(8, 1), (4, 2), (2, 4)]  # tensor and pipeline parallelism
 
 
 def hosted(memory: float = 4e12, **model: Any) -> Cost:
@@ -41,7 +43,8 @@ def hosted(memory: float = 4e12, **model: Any) -> Cost:
 def test_stages_keep_what_is_under_way(offload: str, recompute: str, chunk: int | str) -> None:
     """Never less and to 2 %: what stays of every micro-batch under way, and what is brought of one."""
     of = {"offload": offload, "recompute": recompute, "mlp_chunk_tokens": chunk, "sharding": "zero1"}
-    for vocab, tp, layers in product((1000, 128256), (1, 2), ("all", 2)):
+    offset = WAYS.index((offload, recompute, chunk))
+    for vocab, tp, layers in chequered((1000, 128256), (1, 2), ("all", 2), offset=offset):
         degrees = {"tensor_parallel": tp, "pipeline_parallel": 2, "offload_layers": layers}
         reckoned, found = reckoned_and_found(hosted(num_layers=8, vocab=vocab, **degrees, **of), 2048, 6)
         assert (found <= reckoned).all()
@@ -49,9 +52,10 @@ def test_stages_keep_what_is_under_way(offload: str, recompute: str, chunk: int 
 
 
 @pytest.mark.parametrize(("offload", "recompute", "chunk"), WAYS)
-@pytest.mark.parametrize("pair", [(8, 1), (4, 2), (2, 4)])
+@pytest.mark.parametrize("pair", PAIRS)
 def test_pipelines_keep_what_is_under_way(pair: tuple[int, int], offload: str, recompute: str, chunk: object) -> None:
-    for layers in ("all", 1):
+    offset = WAYS.index((offload, recompute, chunk)) + PAIRS.index(pair)
+    for (layers,) in chequered(("all", 1), offset=offset):
         cost = pipelines_of(recompute=recompute, offload=offload, offload_layers=layers, mlp_chunk_tokens=chunk)
         cost = replace(cost, cluster=replace(cost.cluster, **HOST))
         batch = Batch(np.full(6 * 8 // (pair[0] * pair[1]) * pair[1], 4096), 0, 0)

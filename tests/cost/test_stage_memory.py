@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.helpers.examples import chequered
 from tests.helpers.oracles import small
 from tests.step.test_exchanges import HOWS
 from zbench.cost.cost import Cost
@@ -78,7 +79,9 @@ def test_planners_memory_is_that_of_live_ranges(recompute: str, chunk: int | str
     With chunks of the feed-forward all of its parameters and gradients are whole, but for the last one's.
     """
     at_loss = set()
-    for vocab, loss, length in product((1000, 128256), ("whole", AUTO, CHUNK), (2 * CHUNK, 4096)):
+    offset = LEVELS.index((recompute, chunk)) + SHARDING.index(sharding)
+    every = chequered((1000, 128256), ("whole", AUTO, CHUNK), (2 * CHUNK, 4096), offset=offset)
+    for vocab, loss, length in every:
         model = {"recompute": recompute, "mlp_chunk_tokens": chunk, "sharding": sharding, "loss_chunk_tokens": loss}
         cost = job(vocab, num_layers=3, **model)
         reckoned, found = reckoned_and_found(cost, length, 3)
@@ -99,7 +102,8 @@ def loss_is_fullest(cost: Cost, length: int) -> bool:
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_groups_hold_what_they_gather(recompute: str, sharding: str) -> None:
     """Jobs with tensor parallelism: hidden states of all of a group's tokens are whole on each of its GPUs."""
-    for vocab, loss, tp in product((1000, 128256), ("whole", AUTO, CHUNK), (2, 4)):
+    offset = ("none", "selective", "full").index(recompute) + SHARDING.index(sharding)
+    for vocab, loss, tp in chequered((1000, 128256), ("whole", AUTO, CHUNK), (2, 4), offset=offset):
         model = {"recompute": recompute, "sharding": sharding, "loss_chunk_tokens": loss, "tensor_parallel": tp}
         reckoned, found = reckoned_and_found(job(vocab, num_layers=3, **model), 2048, 3)
         assert (found <= reckoned).all()
@@ -128,7 +132,9 @@ def test_stages_hold_what_is_under_way(recompute: str, chunk: int | str, shardin
 
     With chunks all parameters of a layer's feed-forward are reckoned whole where they are cut, but for the last one's.
     """
-    for vocab, loss, (tp, nodes) in product((1000, 128256), ("whole", AUTO), ((1, 2), (2, 2), (2, 1))):
+    offset = LEVELS.index((recompute, chunk)) + SHARDING.index(sharding)
+    shapes = (1, 2), (2, 2), (2, 1)
+    for vocab, loss, (tp, nodes) in chequered((1000, 128256), ("whole", AUTO), shapes, offset=offset):
         model = {"recompute": recompute, "mlp_chunk_tokens": chunk, "sharding": sharding, "loss_chunk_tokens": loss}
         cost = job(vocab, nodes, num_layers=4, tensor_parallel=tp, pipeline_parallel=2, **model)
         reckoned, found = reckoned_and_found(cost, 2048, 6)
@@ -298,20 +304,20 @@ def with_experts(fine: bool, **model: Any) -> Cost:
 def test_rows_sent_to_experts_are_there(recompute: str, fine: bool) -> None:
     """Without chunks, experts at home: never less than live ranges and to 1 %, of three micro-batches; over two and
     four GPUs never less, and for each token more to 2 %, as routing is drawn and all experts' state is counted."""
-    for sharding, vocab in product(("zero1", "zero3"), (1000, 64000)):
+    offset = ("none", "selective", "full").index(recompute) + fine
+    for sharding, vocab, groups in chequered(("zero1", "zero3"), (1000, 64000), (1, 2, 4), offset=offset):
         cost = with_experts(fine, sharding=sharding, vocab=vocab, recompute=recompute)
-        for groups in (1, 2, 4):
-            sizes = []
-            for length in (1024, 4096):
-                batch, known = Batch(np.full(12, length), 0, 0), replace(cost, expert_gpus=groups)
-                plans = LocalPacking(known, pack_tokens=length).plan(batch)
-                found = np.array(Simulated(known, expert_parallel=groups).step(batch, plans).peak_bytes, np.float64)
-                reckoned = peak_bytes(plans, known)
-                assert (found <= reckoned).all()
-                assert groups > 1 or found.max() >= 0.99 * reckoned.max()
-                sizes.append((found.max(), reckoned.max()))
-            more, said = (after - before for before, after in zip(*sizes, strict=True))
-            assert said == pytest.approx(more, rel=0.02)
+        sizes = []
+        for length in (1024, 4096):
+            batch, known = Batch(np.full(12, length), 0, 0), replace(cost, expert_gpus=groups)
+            plans = LocalPacking(known, pack_tokens=length).plan(batch)
+            found = np.array(Simulated(known, expert_parallel=groups).step(batch, plans).peak_bytes, np.float64)
+            reckoned = peak_bytes(plans, known)
+            assert (found <= reckoned).all()
+            assert groups > 1 or found.max() >= 0.99 * reckoned.max()
+            sizes.append((found.max(), reckoned.max()))
+        more, said = (after - before for before, after in zip(*sizes, strict=True))
+        assert said == pytest.approx(more, rel=0.02)
 
 
 def test_tensor_parallel_groups_gather_a_hidden_state_each() -> None:

@@ -28,6 +28,12 @@ def test_of_more_it_is_a_correlation_of_ranks() -> None:
     assert order_in_words(found) == "rank correlation of the order of 4 systems (Spearman): 0.80"
 
 
+def test_systems_that_are_as_fast_share_their_ranks() -> None:
+    """Ranks 1, 2, 3, 4 against 1, 2.5, 2.5, 4: their covariance over their deviations, 4.5 / sqrt(5 x 4.5) = 0.949."""
+    found = [one(name, at, (1, 2, 2, 4)[at]) for at, name in enumerate("abcd")]
+    assert order_in_words(found) == "rank correlation of the order of 4 systems (Spearman): 0.95"
+
+
 def test_several_runs_of_a_system_are_one_system() -> None:
     found = [one("a", 1.0, 1.0), one("b", 2.0, 2.0), one("a", 5.0, 5.0)]  # a's mean is 3
     assert order_in_words(found) == "a and b are simulated in the measured order"

@@ -41,8 +41,8 @@ from zbench.systems.zeppelin.zones import zones
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = samples()
-# One, a node, two nodes: contexts are looked for in hundreds of steps. test_contexts has all numbers of GPUs.
-FEW_GPUS = (1, 8, 16)
+# One, a node: contexts are looked for in hundreds of steps. test_contexts has all numbers of GPUs.
+FEW_GPUS = (1, 8)
 
 
 # -- tables -----------------------------------------------------------------------------------------

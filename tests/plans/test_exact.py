@@ -7,9 +7,10 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.examples import examples
 from tests.helpers.judged import JudgedPlans
 from tests.helpers.strategies import SHARP, batches, cases, costs, forwards, masks
 from tests.helpers.variants import SYSTEMS, VARIANTS, Variant
@@ -67,7 +68,7 @@ def test_every_pattern_in_every_backward_mode(data: st.DataObject, cost: Cost, m
     check(reverse(data.draw(forwards(cost)), mode), cost)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(cases(mask=masks()))
 def test_every_combination_of_rewrites(case: tuple[Cost, Plan]) -> None:
     cost, plan = case
@@ -86,7 +87,7 @@ def test_routing_and_order_change_no_bit_of_what_they_must_not(data: st.DataObje
 
 
 @pytest.mark.parametrize("which", SYSTEMS, ids=str)
-@settings(max_examples=25)
+@examples(12)
 @given(st.data())
 def test_every_system(which: Variant, data: st.DataObject) -> None:
     cost = data.draw(costs(mask=masks()))

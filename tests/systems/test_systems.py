@@ -6,13 +6,14 @@ pair.
 """
 
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.examples import examples
+from tests.helpers.shared import made_once
 from tests.helpers.strategies import batches, costs
 from tests.helpers.variants import SYSTEMS, VARIANTS, Variant
 from zbench.correctness.adversarial import KINDS
@@ -42,7 +43,7 @@ def drawn(
 
 
 @every_system
-@settings(max_examples=20)
+@examples(10)
 @given(st.data())
 def test_plans_are_correct_and_a_pure_function_of_the_batch_and_their_step_is_sound(
     which: Variant, data: st.DataObject
@@ -63,7 +64,7 @@ def test_plans_are_correct_and_a_pure_function_of_the_batch_and_their_step_is_so
 
 
 @every_change
-@settings(max_examples=14)
+@examples(8)
 @given(st.data())
 def test_plans_of_other_choices_are_correct(which: Variant, data: st.DataObject) -> None:
     cost, batch, system = drawn(data, which)
@@ -84,7 +85,7 @@ def assert_correct(batch: Batch, plans: tuple[Plan, ...], cost: Cost) -> None:
 
 
 @every_system
-@settings(max_examples=3)
+@examples(3)
 @given(st.data())
 def test_whole_steps_of_drawn_cases_are_sound(which: Variant, data: st.DataObject) -> None:
     """Fewer and smaller ones than have their plans verified, as a whole step takes many times as long."""
@@ -143,7 +144,7 @@ def test_one_rank_sends_nothing(which: Variant, uneven: Cost) -> None:
 
 
 @every_system
-@settings(max_examples=10)
+@examples(8)
 @given(st.data())
 def test_a_system_that_gains_a_faster_network_is_no_slower(which: Variant, data: st.DataObject) -> None:
     """The same plans on a cluster whose links have no latency and a hundred times the rate.
@@ -168,24 +169,31 @@ def test_the_suite_found_the_systems() -> None:
     assert {"ring", "allgather", "ulysses"} <= {system.path.stem for system in SYSTEMS}
 
 
-@cache
-def conf() -> tuple[Combinations, list[Combination], dict[Combination, StrategyChoice]]:
+Conf = tuple[Combinations, list[Combination], dict[Combination, StrategyChoice]]
+
+
+@pytest.fixture(scope="module")
+def conf(tmp_path_factory: pytest.TempPathFactory) -> Conf:
     """What conf/ has, combinations of it that have every pair of a system, a model and a cluster, and the choices of
     recompute=, memory= and experts' GPUs that they are tried with.
 
     Clusters have at most three nodes here: the command has them whole, and property tests draw some of four.
     """
-    combinations = Combinations(tokens_per_gpu=1024, most_nodes=3)
-    systems, models, clusters = map(choices, GROUPS)
-    cover = pairwise_cover(systems, models, clusters, combinations.can_be)
-    return combinations, cover, combinations.choices(cover)
+
+    def made() -> Conf:
+        combinations = Combinations(tokens_per_gpu=1024, most_nodes=3)
+        systems, models, clusters = map(choices, GROUPS)
+        cover = pairwise_cover(systems, models, clusters, combinations.can_be)
+        return combinations, cover, combinations.choices(cover)
+
+    return made_once(tmp_path_factory, "conf", made)
 
 
 @pytest.mark.parametrize("name", choices("system"))
-def test_every_model_and_every_cluster_of_conf(name: str) -> None:
+def test_every_model_and_every_cluster_of_conf(name: str, conf: Conf) -> None:
     """One kind of batches with one combination, another with the next: the command takes all. So with choices of
     recompute=, memory= and where experts are, of which every system has each."""
-    combinations, cover, chosen = conf()
+    combinations, cover, chosen = conf
     mine = [one for one in cover if one.system == name]
     kinds = [KINDS[number % len(KINDS)] for number in range(len(mine))]
     found = [combinations.check(one, [kind], chosen.get(one)) for one, kind in zip(mine, kinds, strict=True)]

@@ -24,10 +24,10 @@ with loading(__name__):
     import numpy as np
     from omegaconf import OmegaConf
     from rich.table import Table
-    from scipy.stats import rankdata
 
     from zbench import CONF
     from zbench.console.console import show
+    from zbench.describe.arrays import Floats
     from zbench.record.flops import Facts
     from zbench.record.metrics import counted, counted_rounds, nic_bytes_per_step, nic_utilization
     from zbench.record.record import Line, Run
@@ -138,8 +138,15 @@ def order_in_words(found: Sequence[Fidelity]) -> str:
     if len(measured) < LEAST_RANKED:
         kept = bool((np.diff(measured) * np.diff(simulated) > 0).all())
         return f"{' and '.join(seconds)} are {'' if kept else 'not '}simulated in the measured order"
-    value = np.corrcoef(rankdata(measured), rankdata(simulated))[0, 1]
+    value = np.corrcoef(_ranks(measured), _ranks(simulated))[0, 1]
     return f"rank correlation of the order of {with_noun(len(measured), 'system')} (Spearman): {value:.2f}"
+
+
+def _ranks(values: Floats) -> Floats:
+    """Returns each value's rank, counted from a half; those that are equal have the mean of theirs."""
+    ordered = np.sort(values)
+    found: Floats = (np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")) / 2
+    return found
 
 
 def main() -> int:
