@@ -90,6 +90,7 @@ def _whole(words: Sequence[str]) -> Sequence[str]:
         "layers",
         "placement",
         "simulate",
+        "step",
         "compare",
         "report",
         "anchors",

@@ -36,7 +36,7 @@ from zbench.simulator.steps.hop_by_hop import HopByHop
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.simulator.steps.least.ceiling import step_ceiling_seconds
 from zbench.simulator.steps.play import LAYERS, PlayedStep, play_layers, play_parts, play_step
-from zbench.simulator.steps.program import FirstStep
+from zbench.simulator.steps.program import KeptStep
 from zbench.step.operations import QUEUES
 from zbench.step.passes.memory.host_memory import checked_host_bytes
 from zbench.step.passes.own_plans import plans_of_layouts
@@ -78,7 +78,7 @@ class Simulated:
     collectives: str = FLAT
     known: KnownSteps = field(default_factory=KnownSteps, repr=False, compare=False)
     _steps: ProvenSteps = field(init=False, repr=False, compare=False)
-    _first: FirstStep = field(default_factory=FirstStep, init=False, repr=False, compare=False)
+    _kept: KeptStep = field(default_factory=KeptStep, init=False, repr=False, compare=False)
     _left: Left | None = field(default=None, init=False, repr=False, compare=False)
     _rounds: PlayedRounds | None = field(default=None, init=False, repr=False, compare=False)
     _ends: BothEnds = field(default_factory=BothEnds, init=False, repr=False, compare=False)
@@ -124,7 +124,7 @@ class Simulated:
 
     def start(self) -> Ready:
         """Begins a run, whose first step finds everything where it wants it and begins the first round."""
-        self._first, self._left, self._ends, self._full = FirstStep(), None, BothEnds(), None
+        self._kept, self._left, self._ends, self._full = KeptStep(), None, BothEnds(), None
         self._rounds = self._new_rounds() if self.sync.in_rounds else None
         return Ready()
 
@@ -177,7 +177,7 @@ class Simulated:
         ceiling = self.ceiling_seconds(batch, plans[0].pipelines is not None)
         least = self.bound_seconds(batch) if ceiling is None else ceiling
         chosen = self.chosen(batch, plans)
-        parts = self._first.prepared(self.known.step(chosen.steps, batch, plans, self.cost.gpus))
+        parts = self._kept.prepared(self.known.step(chosen.steps, batch, plans, self.cost.gpus))
         step = parts.step
         if chosen.steps.model.layers_carried:
             self._ends.take((chosen.steps, batch, plans))

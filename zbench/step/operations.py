@@ -21,12 +21,13 @@ BOTH_WAYS = tuple(name == "stages" for name in QUEUES)
 def _purposes() -> Ints:
     """Makes `PURPOSE_OF`."""
     found = np.tile(np.arange(len(QUEUES)), (len(KINDS), 1))
-    found[REDUCE, QUEUES.index("experts")] = QUEUES.index("gradients")
+    found[[REDUCE, GATHER], QUEUES.index("experts")] = QUEUES.index("gradients")
     return found
 
 
 # By kind and queue of an operation, what its bytes, its seconds on links and what waits for it are told as, an index
-# into QUEUES: its queue, but for reductions between experts' messages, in whose queue they are: these are of gradients.
+# into QUEUES: its queue, but for collectives between experts' messages, in whose queue they are: these are of
+# gradients, which are reduced there and, where every GPU has them whole, gathered.
 PURPOSE_OF: Ints = _purposes()
 
 

@@ -9,7 +9,7 @@ import pytest
 import zbench
 from zbench.cost.job import make_cost
 from zbench.simulator.steps.play import PlayedStep, play_parts
-from zbench.simulator.steps.program import FirstStep, StepParts
+from zbench.simulator.steps.program import KeptStep, StepParts
 from zbench.simulator.steps.same_step import is_same
 from zbench.step.passes.build import whole_step
 
@@ -18,8 +18,10 @@ OTHERS = [68, 20000, 3000, 700, 8000]
 
 
 def parts_of(system: str, lengths: list[int]) -> StepParts:
+    """The first of two steps tells the lists that no batch changes, which later ones begin with."""
     found = zbench.plan(lengths, cluster="a800_2x8", model="llama_7b", system=system)
-    step = whole_step(found.model, found.plans, 1, "3")
+    for _ in range(2):
+        step = whole_step(found.model, found.plans, 1, "3")
     return StepParts(step, found.plans, make_cost(found.cluster, found.model))
 
 
@@ -68,13 +70,21 @@ def test_steps_that_differ_are_not_the_same() -> None:
     assert not is_same((step, plans), (step, [plan.with_(until_sent=True) for plan in plans]))
 
 
-def test_a_run_shares_its_first_step_as_long_as_the_others_are_the_same() -> None:
-    run, first, same = FirstStep(), parts_of("ring", LENGTHS), parts_of("ring", OTHERS)
-    other = parts_of("zeppelin", LENGTHS)
+def test_a_run_shares_a_step_as_long_as_the_others_are_the_same() -> None:
+    run, first, same = KeptStep(), parts_of("ring", LENGTHS), parts_of("ring", OTHERS)
+    others = parts_of("zeppelin", LENGTHS), parts_of("zeppelin", OTHERS)
     assert run.prepared(first) is first
     assert run.prepared(same) is not same
-    assert run.prepared(other) is other
+    assert all(run.prepared(other) is other for other in others)
     assert run.prepared(same) is same
+    assert run.prepared(same) is same
+
+
+def test_a_run_whose_first_step_learned_what_others_begin_with_shares_the_second() -> None:
+    run, first, same = KeptStep(), parts_of("zeppelin", LENGTHS), parts_of("ring", OTHERS)
+    second = parts_of("ring", LENGTHS)
+    assert (run.prepared(first), run.prepared(second)) == (first, second)
+    assert run.prepared(same) is not same
 
 
 def test_another_machine_shares_nothing() -> None:

@@ -255,24 +255,23 @@ class StepParts:
 
 
 @dataclass(slots=True)
-class FirstStep:
-    """The first step of a run, kept as long as those that follow are the same but for which tokens attend to which."""
+class KeptStep:
+    """A step of a run, kept as long as those that follow are the same but for which tokens attend to which.
+
+    It is the first one, or the second where that differs: what the first one learns of lists that no batch changes,
+    later ones begin with (zbench.step.passes.parameters.kept_tables).
+    """
 
     _first: StepParts | None = None
-    _is_over: bool = False
+    _more: int = 2  # steps that may yet be kept
 
     def prepared(self, parts: StepParts) -> StepParts:
-        """Returns the next step of the run, with what is prepared of the first one where they are the same so far."""
-        if self._is_over:
-            return parts
-        if self._first is None:
-            self._first, found = parts, parts
-            self._is_over = sum(len(one.operations) for one in parts.step.templates) > _MOST_KEPT
-        else:
-            found = parts.after(self._first)
-            self._is_over = found is parts
-        if self._is_over:
-            self._first = None
+        """Returns the next step of the run, with what is prepared of the kept one where they are the same."""
+        found = parts if self._first is None else parts.after(self._first)
+        if found is parts:
+            is_small = sum(len(one.operations) for one in parts.step.templates) <= _MOST_KEPT
+            self._first = parts if self._more and is_small else None
+            self._more = max(self._more - 1, 0)
         return found
 
 
