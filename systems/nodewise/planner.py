@@ -85,7 +85,8 @@ class Nodewise:
     play_experts: with experts on several GPUs, plans are compared by layers in which ranks meet on the way to experts,
         and experts' parameters go among the GPUs that have them (off: as if all experts were at a token's home).
     play_steps: with play_experts a run plans each batch as if all experts were at home, too, plays a whole step of
-        either, and takes the faster (zbench.interfaces.abilities.PlansInWays).
+        either, and takes the faster (zbench.interfaces.abilities.PlansInWays): off, as planning then takes three to
+        twelve times as long.
     pair_backward_keys: the keys of two other nodes are attended to in one call of the backward, where that is faster.
     move_cuts: the cuts of the plan played fastest are moved, twice, by what its nodes took, and it is played again.
     move_sequences: whole sequences are moved then, too.
@@ -115,7 +116,7 @@ class Nodewise:
     play_least_nic_use: bool = True
     homes_where_lacking: bool = True
     play_experts: bool = True
-    play_steps: bool = True
+    play_steps: bool = False
     pair_backward_keys: bool = True
     move_cuts: bool = True
     move_sequences: bool = True

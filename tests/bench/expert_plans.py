@@ -4,7 +4,7 @@ python -m tests.bench.expert_plans [MODEL ...] [batches=1,2]   # the first batch
 
 Nine workloads; of batches that are named the seven that are drawn. 4 nodes of 8 H800, seconds of whole steps by
 nodewise: as if all experts were at a token's home (system.play_experts=false), by layers in which ranks meet on the way
-to them (system.play_steps=false), the faster of both, as a run plans, over the first, and what is left where all is
+to them, the faster of both (system.play_steps=true) over the first, and what is left where all is
 shared evenly: the bound, and the way of as many tokens on every GPU to experts and home, all sent at once. The last is
 no bound, as shared experts are computed beside messages. Last the seconds of a processor that a run's planning of the
 batch took, and those of planning by layers alone.
@@ -42,7 +42,7 @@ BATCHES = "batches="
 def rows(model: str, workloads: Sequence[str], number: int) -> Iterator[tuple[str, *tuple[float, ...]]]:
     for workload in workloads:
         words = [f"model={model}", *MODELS[model], "cluster=h800_4x8", f"workload={workload}", "tracker=none"]
-        words += ["system=nodewise"]
+        words += ["system=nodewise", "system.play_steps=true"]
         config = compose("config", words)
         parts = Parts.of(config, Settings.of(config))
         cost, batch, layer = parts.cost, parts.batch(number), ExpertLayer.of(parts.cost)

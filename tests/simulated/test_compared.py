@@ -89,7 +89,7 @@ def routed(**changed: Any) -> Cost:
 def test_a_system_that_plans_in_several_ways_takes_the_one_whose_step_is_fastest() -> None:
     """Whichever of nodewise's two ways is the first."""
     cost, strategy = routed(), StepStrategy(expert_parallel=4)
-    own = Nodewise(cost)
+    own = Nodewise(cost, play_steps=True)
     system = by_fastest_way(own, lambda keys: replace(own, **keys), cost, strategy)
     executor, rng, taken = ComparedSteps(Simulated(cost, **strategy.arguments)), np.random.default_rng(5), 0
     for step in range(3):
@@ -116,8 +116,8 @@ def test_a_system_that_plans_in_one_way_is_itself() -> None:
     dense = small(2, 2)
     for cost, system in (
         (dense, Nodewise(dense)),
-        (routed(), Nodewise(routed(), play_steps=False)),
-        (routed(), Nodewise(routed(), play_experts=False)),
+        (routed(), Nodewise(routed())),
+        (routed(), Nodewise(routed(), play_experts=False, play_steps=True)),
         (dense, Zeppelin(dense)),
     ):
         assert by_fastest_way(system, lambda _: pytest.fail("made again"), cost, StepStrategy()) is system
