@@ -76,6 +76,10 @@ def test_measured_runs_say_which_waits_of_plans_nobody_did(system: dict[str, Any
             ["system=hydraulis", "+model.num_experts=4"],
             "llama_3b has experts, which pipelines of different shapes cannot share.",
         ),
+        (
+            ["system=hydraulis", "sync=local_sgd", "sync.steps=1"],
+            "with sync=local_sgd workers train apart, each without.",
+        ),
         (["system=hydraulis"], None),
         (["system=zeppelin", "sharding=megatron_zero1"], None),
     ],

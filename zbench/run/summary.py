@@ -117,7 +117,8 @@ def _other_parallelism(done: Sequence[Run]) -> list[str]:
 def _without_pipelines(own: RunCase) -> list[str]:
     """Says so where a system that may plan pipelines of its own plans without."""
     system = undealt(own.system)
-    if own.parts.pipelines or not (isinstance(system, PlansPipelines) and system.plans_pipelines):
+    have = own.parts.pipelines and not own.parts.sync.in_rounds
+    if have or not (isinstance(system, PlansPipelines) and system.plans_pipelines):
         return []
     return [f"{own.name} plans without pipelines of its own: {'; '.join(_pipelines_kept_out(own))}."]
 
@@ -125,6 +126,8 @@ def _without_pipelines(own: RunCase) -> list[str]:
 def _pipelines_kept_out(own: RunCase) -> list[str]:
     """Says what of a run pipelines of a plan's own do not go with (zbench.cost.stage.in_whole_steps)."""
     parts, executor = own.parts, own.parts.executor
+    if parts.sync.in_rounds:
+        return [f"with sync={parts.sync.method} workers train apart, each without"]
     if parts.job.has_rollouts:
         return ["a job with rollouts has forwards by themselves, which have none"]
     if not isinstance(executor, (Simulated, Torch)):
