@@ -228,6 +228,27 @@ def trained(
     return found, parts
 
 
+def check_resumed(
+    cost: Cost, sync: RoundSync, planner: Any, folder: str, steps: tuple[int, int], **strategy: Any
+) -> None:
+    """A run of two workers that goes on from a checkpoint has the losses, to the bit, of one that is not stopped.
+    steps: before the checkpoint, and in all."""
+    system, (before, every) = WorkerPlans(planner(worker_cost(cost, sync)), 2), steps
+
+    def losses(numbers: range, **settings: Any) -> list[float | None]:
+        of = {"sync": sync, "optimizer": dict(ADAMW)} | strategy
+        executor = Torch(cost, WORKLOAD, seed=3, warmup=1, **of | settings)
+        try:
+            assert executor.start().first_step == numbers.start
+            batches = [WORKLOAD.batch(number) for number in numbers]
+            return [executor.step(one, system.plan(one)).loss for one in batches]
+        finally:
+            executor.stop()
+
+    whole = losses(range(every), checkpoint_every=before, checkpoint=folder)
+    assert losses(range(before, every), resume=folder) == whole[before:]
+
+
 CASES = {
     "slowmo, nodes of two, ZeRO-3, uneven tokens": (
         cost_of(2, 2, sharding="zero3"),
@@ -471,20 +492,8 @@ def test_a_run_goes_on_in_the_midst_of_a_round_to_the_bit(sync: RoundSync, exper
     """Averages are under way, of streaming_diloco two of different rounds, and wait in the checkpoint; so do slices of
     experts."""
     cost = cost_of(2, experts, MOE if experts > 1 else MODEL)
-    system, folder = WorkerPlans(Ring(worker_cost(cost, sync)), 2), str(tmp_path / "checkpoint")
-
-    def losses(steps: range, **settings: Any) -> list[float | None]:
-        of = {"sync": sync, "optimizer": ADAMW, "expert_parallel": experts}
-        executor = Torch(cost, WORKLOAD, seed=3, warmup=1, **of | settings)
-        try:
-            assert executor.start().first_step == steps.start
-            batches = [WORKLOAD.batch(step) for step in steps]
-            return [executor.step(one, system.plan(one)).loss for one in batches]
-        finally:
-            executor.stop()
-
-    whole = losses(range(9), checkpoint_every=5, checkpoint=folder)
-    assert losses(range(5, 9), resume=folder) == whole[5:]
+    folder = str(tmp_path / "checkpoint")
+    check_resumed(cost, sync, Ring, folder, (5, 9), expert_parallel=experts)
     other = replace(sync, steps=4)
     with pytest.raises(ValueError, match=r"its run had sync.steps 3, and this one has 4$"):
         Torch(cost, WORKLOAD, seed=3, sync=other, optimizer=ADAMW, expert_parallel=experts, resume=folder)

@@ -8,14 +8,22 @@ from typing import Any
 import pytest
 
 from tests.runtime.test_conformance import MODEL
-from tests.runtime.test_rounds import ADAMW, DENSE_FIRST, MOE, WORKLOAD, one_thread, simulated, streamed, trained
+from tests.runtime.test_rounds import (
+    ADAMW,
+    DENSE_FIRST,
+    MOE,
+    WORKLOAD,
+    check_resumed,
+    one_thread,
+    simulated,
+    streamed,
+    trained,
+)
 from tests.runtime.test_rounds_on_hosts import STATE, on_hosts
 from tests.runtime.test_step_executor import cost_of
-from zbench.cost.job import worker_cost
 from zbench.describe.exchanges import ExchangeOverlap
 from zbench.describe.expert_schedule import USUAL_EXPERTS, Experts
 from zbench.describe.sync import CO2, DILOCO, LOCAL_SGD, SLOWMO, STREAMING_DILOCO, RoundSync
-from zbench.interfaces.dealt import WorkerPlans
 from zbench.runtime.step_executor import Torch
 from zbench.systems.ring import Ring
 from zbench.systems.zeppelin.planner import Zeppelin
@@ -106,18 +114,7 @@ def test_a_run_goes_on_in_the_midst_of_a_round_to_the_bit(tmp_path: Path) -> Non
     """Two averages are under way and wait in the checkpoint, each GPU's of its own slices."""
     cost = cost_of(2, 2, sharding="zero1", tensor_parallel=2)
     sync = RoundSync(STREAMING_DILOCO, 3, "node", momentum=0.4, fragments=2, delay=2, mixing=0.5)
-    system, folder = WorkerPlans(Ring(worker_cost(cost, sync)), 2), str(tmp_path / "checkpoint")
-
-    def losses(steps: range, **settings: Any) -> list[float | None]:
-        executor = Torch(cost, WORKLOAD, seed=3, warmup=1, sync=sync, optimizer=dict(ADAMW), **settings)
-        try:
-            assert executor.start().first_step == steps.start
-            batches = [WORKLOAD.batch(step) for step in steps]
-            return [executor.step(one, system.plan(one)).loss for one in batches]
-        finally:
-            executor.stop()
-
-    whole = losses(range(7), checkpoint_every=4, checkpoint=folder)
-    assert losses(range(4, 7), resume=folder) == whole[4:]
+    folder = str(tmp_path / "checkpoint")
+    check_resumed(cost, sync, Ring, folder, (4, 7))
     with pytest.raises(ValueError, match=r"its run had parallel.tensor_parallel 2, and this one has 1$"):
         Torch(cost_of(2, 2, sharding="zero1"), WORKLOAD, seed=3, sync=sync, optimizer=dict(ADAMW), resume=folder)

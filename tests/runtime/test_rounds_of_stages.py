@@ -9,15 +9,23 @@ from typing import Any
 import pytest
 
 from tests.runtime.test_conformance import MODEL
-from tests.runtime.test_rounds import ADAMW, DENSE_FIRST, HOST, WORKLOAD, one_thread, simulated, streamed, trained
+from tests.runtime.test_rounds import (
+    ADAMW,
+    DENSE_FIRST,
+    HOST,
+    check_resumed,
+    one_thread,
+    simulated,
+    streamed,
+    trained,
+)
 from tests.runtime.test_step_executor import cost_of
 from zbench.cost.cost import Cost
-from zbench.cost.job import make_cost, worker_cost
+from zbench.cost.job import make_cost
 from zbench.describe.expert_schedule import TOKEN_CHOICE, USUAL_EXPERTS, Experts
 from zbench.describe.sync import CO2, DILOCO, LOCAL_SGD, SLOWMO, STREAMING_DILOCO, RoundSync
-from zbench.interfaces.dealt import Dealt, WorkerPlans
+from zbench.interfaces.dealt import Dealt
 from zbench.interfaces.protocols import System
-from zbench.runtime.step_executor import Torch
 from zbench.systems.ring import Ring
 from zbench.systems.zeppelin.planner import Zeppelin
 
@@ -100,16 +108,4 @@ def test_a_run_goes_on_in_the_midst_of_a_round_to_the_bit(tmp_path: Path) -> Non
     """Two averages are under way and wait in the checkpoint, each stage's of its own layers."""
     cost = cost_of(4, 1, FIVE, sharding="zero1", **UNEVEN)
     sync = RoundSync(STREAMING_DILOCO, 3, "node", momentum=0.4, fragments=2, delay=2, mixing=0.5)
-    system, folder = WorkerPlans(in_two(Ring)(worker_cost(cost, sync)), 2), str(tmp_path / "checkpoint")
-
-    def losses(steps: range, **settings: Any) -> list[float | None]:
-        executor = Torch(cost, WORKLOAD, seed=3, warmup=1, sync=sync, optimizer=dict(ADAMW), **settings)
-        try:
-            assert executor.start().first_step == steps.start
-            batches = [WORKLOAD.batch(step) for step in steps]
-            return [executor.step(one, system.plan(one)).loss for one in batches]
-        finally:
-            executor.stop()
-
-    whole = losses(range(7), checkpoint_every=4, checkpoint=folder)
-    assert losses(range(4, 7), resume=folder) == whole[4:]
+    check_resumed(cost, sync, in_two(Ring), str(tmp_path / "checkpoint"), (4, 7))

@@ -8,15 +8,22 @@ from typing import Any
 import pytest
 
 from tests.runtime.test_conformance import MODEL
-from tests.runtime.test_rounds import ADAMW, DENSE_FIRST, MOE, WORKLOAD, one_thread, simulated, streamed, trained
+from tests.runtime.test_rounds import (
+    ADAMW,
+    DENSE_FIRST,
+    MOE,
+    check_resumed,
+    one_thread,
+    simulated,
+    streamed,
+    trained,
+)
 from tests.runtime.test_step_executor import cost_of
 from tests.step.test_optimizer_on_hosts import HOST
 from zbench.cost.cost import Cost
-from zbench.cost.job import make_cost, worker_cost
+from zbench.cost.job import make_cost
 from zbench.describe.expert_schedule import USUAL_EXPERTS, Experts
 from zbench.describe.sync import CO2, DILOCO, SLOWMO, STREAMING_DILOCO, RoundSync
-from zbench.interfaces.dealt import WorkerPlans
-from zbench.runtime.step_executor import Torch
 from zbench.systems.ring import Ring
 from zbench.systems.zeppelin.planner import Zeppelin
 
@@ -118,16 +125,4 @@ def test_a_run_goes_on_in_the_midst_of_a_round_to_the_bit(
     """A checkpoint has what is in host memory: parameters, moments, outer parameters and their momentum; with averages
     under way on GPUs beside them."""
     cost = on_hosts(cost_of(2, 2 if sync.worker == "node" else 1, sharding="zero3"), what)
-    system, folder = WorkerPlans(Ring(worker_cost(cost, sync)), 2), str(tmp_path / "checkpoint")
-
-    def losses(steps: range, **settings: Any) -> list[float | None]:
-        executor = Torch(cost, WORKLOAD, seed=3, warmup=1, sync=sync, optimizer=dict(ADAMW), **settings)
-        try:
-            assert executor.start().first_step == steps.start
-            batches = [WORKLOAD.batch(step) for step in steps]
-            return [executor.step(one, system.plan(one)).loss for one in batches]
-        finally:
-            executor.stop()
-
-    whole = losses(range(7), checkpoint_every=4, checkpoint=folder)
-    assert losses(range(4, 7), resume=folder) == whole[4:]
+    check_resumed(cost, sync, Ring, str(tmp_path / "checkpoint"), (4, 7))
