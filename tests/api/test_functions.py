@@ -185,7 +185,7 @@ def test_every_cluster_and_model_of_conf_has_a_name() -> None:
 
 
 def test_plans_of_experts_on_gpus_are_the_faster_of_both_ways_where_steps_are_played() -> None:
-    """As in a run; another key chooses one way."""
+    """With play_steps the library takes the faster plan as a run does; play_experts alone chooses one of both."""
     lengths = np.random.default_rng(3).integers(300, 6000, 40).tolist()
     given: Any = {"cluster": "h800_4x8", "model": "moe_8x550m", "system": "nodewise"}
     given["strategy"] = {"sharding": "zero2", "parallel": {"expert_parallel": 8}}

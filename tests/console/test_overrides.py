@@ -28,7 +28,7 @@ def test_what_is_advised_is_one_word_of_a_shell_and_one_text_to_hydra(value: str
 
 
 def test_a_shell_leaves_what_is_advised_as_it_is() -> None:
-    """What shlex does not know of: dollars and backquotes."""
+    """Dollars and backquotes, which shlex does not know of, stand for themselves."""
     said = subprocess.run(["sh", "-c", f"printf %s {quoted('out', '$HOME `id` (1)')}"], capture_output=True, text=True)
     assert said.stdout == "out='$HOME `id` (1)'"
 

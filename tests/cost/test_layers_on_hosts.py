@@ -33,6 +33,21 @@ WAYS += [("activations", "selective", "whole"), ("activations", "chunked", CHUNK
 PAIRS = [(8, 1), (4, 2), (2, 4)]  # tensor and pipeline parallelism
 
 
+def with_dense_layers(groups: int, length: int, **fields: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns planners' memory of each of four GPUs with hosts, and that of live ranges, of twelve sequences.
+
+    The model has four layers with sixteen experts, over so many GPUs, but for dense ones, of which `fields` tells.
+    """
+    one = small(1, 4, memory=400e9)
+    of = replace(one.model, num_layers=4, hidden=512, num_heads=8, num_kv_heads=8, head_dim=64, ffn_hidden=128)
+    of = replace(of, vocab=1000, num_experts=16, experts_per_token=6, shared_experts=2, **fields)
+    cost = replace(one, model=of, cluster=replace(one.cluster, **HOST), expert_gpus=groups)
+    batch = Batch(np.full(12, length), 0, 0)
+    plans = LocalPacking(cost, pack_tokens=length).plan(batch)
+    found = Simulated(cost, expert_parallel=groups).step(batch, plans).peak_bytes
+    return peak_bytes(plans, cost), np.array(found)
+
+
 def hosted(memory: float = 4e12, **model: Any) -> Cost:
     """Eight GPUs on two nodes, with links to hosts."""
     one = small(2, 4, model="gqa", memory=memory)
@@ -80,17 +95,9 @@ def test_layers_of_which_some_are_recomputed(again: int, recompute: str) -> None
 @pytest.mark.parametrize(("offload", "recompute"), [one[:2] for one in WAYS if one[2] == "whole"])
 def test_dense_layers_before_others(offload: str, recompute: str, sharding: str) -> None:
     """Never less, and to 4 %, as all layers are reckoned to be of the kind that needs more."""
-    one = small(1, 4, memory=400e9)
-    of = replace(one.model, num_layers=4, hidden=512, num_heads=8, num_kv_heads=8, head_dim=64, ffn_hidden=128)
-    of = replace(of, num_experts=16, experts_per_token=6, shared_experts=2, dense_layers=1, dense_ffn_hidden=1024)
-    of = replace(of, vocab=1000, offload=offload, recompute=recompute, sharding=sharding)
+    of = {"dense_layers": 1, "dense_ffn_hidden": 1024, "offload": offload, "recompute": recompute, "sharding": sharding}
     for groups, layers in product((1, 4), ("all", 2)):
-        model, cluster = replace(of, offload_layers=layers), replace(one.cluster, **HOST)
-        cost = replace(one, model=model, cluster=cluster, expert_gpus=groups)
-        batch = Batch(np.full(12, 2048), 0, 0)
-        plans = LocalPacking(cost, pack_tokens=2048).plan(batch)
-        found = np.array(Simulated(cost, expert_parallel=groups).step(batch, plans).peak_bytes)
-        reckoned = peak_bytes(plans, cost)
+        reckoned, found = with_dense_layers(groups, 2048, **of, offload_layers=layers)
         assert (found <= reckoned).all()
         assert found.max() >= 0.96 * reckoned.max()
 
@@ -239,18 +246,10 @@ def test_parameters_of_stages_are_not_on_gpus(recompute: str, layers: int | str,
 def test_parameters_of_dense_layers_before_others(dense: int, width: int, optimizer: int | str | None) -> None:
     """Of four layers, dense ones smaller than others or larger: never less, and to 8 %, as the fullest moment is taken
     to be one of the layers whose parameters are there."""
-    one = small(1, 4, memory=400e9)
-    of = replace(one.model, num_layers=4, hidden=512, num_heads=8, num_kv_heads=8, head_dim=64, ffn_hidden=128)
-    of = replace(of, num_experts=16, experts_per_token=6, shared_experts=2, dense_layers=dense, dense_ffn_hidden=width)
-    of = replace(of, vocab=1000, sharding="zero3")
-    of = replace(of, offload="optimizer", optimizer_layers=optimizer) if optimizer else of
+    of: dict[str, Any] = {"dense_layers": dense, "dense_ffn_hidden": width, "sharding": "zero3"}
+    of |= {"offload": "optimizer", "optimizer_layers": optimizer} if optimizer else {}
     for layers, groups in ((1, 1), (2, 4), ("all", 4)):
-        model, cluster = replace(of, parameter_layers=layers), replace(one.cluster, **HOST)
-        cost = replace(one, model=model, cluster=cluster, expert_gpus=groups)
-        batch = Batch(np.full(12, 256), 0, 0)
-        plans = LocalPacking(cost, pack_tokens=256).plan(batch)
-        found = np.array(Simulated(cost, expert_parallel=groups).step(batch, plans).peak_bytes)
-        reckoned = peak_bytes(plans, cost)
+        reckoned, found = with_dense_layers(groups, 256, **of, parameter_layers=layers)
         assert (found <= reckoned).all()
         assert found.max() >= 0.92 * reckoned.max()
 

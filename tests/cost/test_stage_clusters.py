@@ -29,7 +29,7 @@ def test_stages_of_whole_nodes_have_as_many_less(stages: int) -> None:
     ("stages", "gpus", "nics", "bandwidth"), [(8, 4, 2, 25e9), (16, 2, 1, 25e9), (32, 1, 1, 12.5e9)]
 )
 def test_a_part_of_a_node_has_its_share(stages: int, gpus: int, nics: int, bandwidth: float) -> None:
-    """Of four NICs each of eight stages a node has half of one."""
+    """Where eight stages share the four NICs of a node, each has one of half the bandwidth."""
     found = stage_cluster(cluster(4, 8), stages)
     assert (found.num_nodes, found.gpus_per_node, found.nics_per_node) == (1, gpus, nics)
     assert found.nic_bandwidth == bandwidth

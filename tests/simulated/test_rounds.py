@@ -192,7 +192,7 @@ def in_parallel(tensor_parallel: int = 1, pipeline_parallel: int = 1, **more: ob
     nodes = 2 * pipeline_parallel
     cluster = Cluster("test", nodes, 2 * tensor_parallel, 1, 1e9, 0.9, 1e-5, 1e10, 0.9, 1e-6, DEVICE)
     degrees = {"tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel}
-    return make_cost(cluster, replace(MODEL, sharding="zero1", **degrees, **more), pipelines=False)  # type: ignore[arg-type]
+    return make_cost(cluster, replace(MODEL, sharding="zero1", **degrees, **more), pipelines=False)
 
 
 @pytest.mark.parametrize("degrees", [(2, 1), (1, 2), (2, 2)])

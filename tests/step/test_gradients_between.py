@@ -12,7 +12,7 @@ from zbench.describe.expert_schedule import ExpertChunks, GradientPieces
 from zbench.describe.model import Model
 from zbench.describe.overlap import END, StepOverlap
 from zbench.plans.plan import Plan
-from zbench.step.byte_law import sent_by_queue, stated_bytes
+from zbench.step.byte_law import sent_by_purpose, stated_bytes
 from zbench.step.operations import QUEUES, REDUCE
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.memory.at_hosts import HostLayers
@@ -62,7 +62,7 @@ def test_exact_and_as_many_bytes(pieces: str, case: tuple) -> None:  # type: ign
     assert execute(step, plans, case[2], replace(MODEL, num_kv_heads=4), HOW, slices) < 1e-12
     found, wanted = (stated_bytes(one) for one in (step, built(None, case)[0]))
     assert [one["experts"] for one in found] == [one["experts"] for one in wanted]
-    assert sent_by_queue(found)["gradients"] == sent_by_queue(wanted)["gradients"] > 0
+    assert sent_by_purpose(found)["gradients"] == sent_by_purpose(wanted)["gradients"] > 0
 
 
 @pytest.mark.parametrize("pieces", PIECES)

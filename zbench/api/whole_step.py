@@ -8,7 +8,7 @@ from zbench.describe.units import in_bytes, with_noun
 from zbench.planned.step import StepPlans
 from zbench.planned.whole_file import read_text, write_whole
 from zbench.simulated.executor import Simulated
-from zbench.step.byte_law import sent_by_queue, stated_bytes
+from zbench.step.byte_law import sent_by_purpose, stated_bytes
 from zbench.step.proof.prove import StepError, prove_step
 from zbench.step.reading.read import read_step
 from zbench.step.reading.scanner import TextFault
@@ -65,11 +65,11 @@ def _summary(step: Step) -> str:
         raise ValueError(f"the step is wrong: {error}") from error
     hosts = f" and {with_noun(step.num_hosts, 'host')}" if step.num_hosts else ""
     templates, operations = with_noun(len(step.templates), "template"), with_noun(step.num_operations, "operation")
-    sent = sent_by_queue(stated_bytes(step))
+    sent = sent_by_purpose(stated_bytes(step))
     lines = [
         f"step of {with_noun(step.num_layers, 'layer')} on {with_noun(step.num_gpus, 'GPU')}{hosts}: "
         f"{templates}, played {with_noun(len(step.order), 'time')}, with {operations}",
         f"proven: {proven.touches:,} items that operations of templates read and write",
-        *(f"sent for {queue}: {in_bytes(size)}" for queue, size in sent.items()),
+        *(f"sent for {purpose}: {in_bytes(size)}" for purpose, size in sent.items()),
     ]
     return "\n".join(lines)

@@ -11,6 +11,7 @@ from zbench.describe.model import DKV, DO, DQ, KV, TENSOR_NAMES, O, Q
 from zbench.plans.plan import ATTEND, TRANSFER, Ops, Plan
 
 _ALLOWED = {"forward": (Q, KV, O), "backward": (KV, DO, DQ, DKV)}
+_RULES = 18  # that `_first_broken` tries and `_told` has words for
 
 
 def operation_fault(plan: Plan, name: str) -> str:
@@ -65,7 +66,7 @@ def _first_broken(columns, counts, allowed, is_forward):  # type: ignore[no-unty
     columns: of Ops, in the order of their names; counts: ranks, heads, lists and lists of lanes; allowed: tensors."""
     kinds, tensors, srcs, dsts, lows, highs, q_lists, kv_lists, vias, keeps, collectives = columns
     ranks, heads, lists, lanes = counts
-    first = np.full(18, -1, np.int64)
+    first = np.full(_RULES, -1, np.int64)
     for at in range(len(kinds)):
         tensor, src, dst, low, high = tensors[at], srcs[at], dsts[at], lows[at], highs[at]
         kv, via, keep, collective = kv_lists[at], vias[at], keeps[at], collectives[at]
@@ -92,10 +93,10 @@ def _first_broken(columns, counts, allowed, is_forward):  # type: ignore[no-unty
             attend and collective == 1,
             keep == 1 and not copy,
         )
-        for rule in range(18):
+        for rule in range(_RULES):
             if broken[rule] and first[rule] < 0:
                 first[rule] = at
-    for rule in range(18):
+    for rule in range(_RULES):
         if first[rule] >= 0:
             return rule, first[rule]
     return -1, np.int64(-1)

@@ -15,7 +15,7 @@ from zbench.runtime.job.step_job import StepReport
 from zbench.runtime.measured import lateness, nic_series, node_nic_bytes
 from zbench.runtime.worker_clocks import StepClock
 from zbench.simulator.steps.least.bound import step_bound_seconds
-from zbench.step.byte_law import sent_by_queue
+from zbench.step.byte_law import sent_by_purpose
 from zbench.step.operations import QUEUES
 
 MESSAGES = "waiting_messages"
@@ -86,7 +86,7 @@ def whole_step_result(
 def told_of_update(reports: Sequence[StepReport]) -> dict[str, Any]:
     """Returns what the record's end says of the updates after the last step: the seconds of the slowest rank, and the
     bytes that all ranks sent, by queue."""
-    return {"seconds": max(one.seconds for one in reports), "bytes": sent_by_queue(one.total() for one in reports)}
+    return {"seconds": max(one.seconds for one in reports), "bytes": sent_by_purpose(one.total() for one in reports)}
 
 
 def _waited(one: StepReport) -> float:

@@ -16,7 +16,7 @@ from zbench.plans.pipelines import Layout
 from zbench.plans.plan import Plan
 from zbench.simulated.drawn_rows import played_rows
 from zbench.simulator.steps.play import PlayedStep, play_step
-from zbench.step.byte_law import sent_by_queue, stated_bytes
+from zbench.step.byte_law import sent_by_purpose, stated_bytes
 from zbench.step.elements import ElementHolders, elements_held
 from zbench.step.passes.memory.last_update import last_update
 from zbench.step.passes.own_plans import plans_of_layouts
@@ -73,7 +73,7 @@ class BothEnds:
         steps, batch, plans = self.last
         update = last_update(steps.of(batch, plans))
         prove_step(update)
-        sent = sent_by_queue(stated_bytes(update))
+        sent = sent_by_purpose(stated_bytes(update))
         last = play_step(update, (), cost)
         return {"first_step": {"seconds": first.seconds}, "last_update": {"seconds": last.seconds, "bytes": sent}}
 

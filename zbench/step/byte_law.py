@@ -64,7 +64,7 @@ def stated_bytes(step: Step, rows: Rows | None = None) -> list[Bytes]:
     return [{name: (sent, received) for name, (sent, received) in one.items()} for one in found]
 
 
-def sent_by_queue(each: Iterable[Mapping[str, tuple[int, int]]]) -> dict[str, int]:
+def sent_by_purpose(each: Iterable[Mapping[str, tuple[int, int]]]) -> dict[str, int]:
     """Returns the bytes that all GPUs send together, by what for. each: the bytes of every GPU."""
     found = dict[str, int]()
     for one in each:

@@ -11,7 +11,7 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.describe.degrees import SCALE_BYTES
 from zbench.step.layout import StepLayout
-from zbench.step.operations import Column32, Operations
+from zbench.step.operations import Column32, Operations, joined
 from zbench.step.tensor import NONE, Tensor
 
 AT_HOME = -1  # in place of a list of places: each cell at its home
@@ -50,8 +50,8 @@ class Items:
     @staticmethod
     def of_tables(tables: Sequence[Ints]) -> "Items":
         """Makes items of tables, [n, columns] each, one below another; what they come to is kept as `table`."""
-        whole = np.concatenate([np.zeros((0, len(ITEM_COLUMNS)), np.int64), *tables])
-        found = Items(*np.ascontiguousarray(whole.T, np.int32))
+        whole, columns = joined(tables, len(ITEM_COLUMNS))
+        found = Items(*columns)
         found.__dict__["table"] = whole
         return found
 

@@ -25,7 +25,7 @@ from zbench.runtime.job.job import DEVICES
 from zbench.runtime.job.settings import no_gpu
 from zbench.runtime.processes.fleet import RankFailed
 from zbench.runtime.processes.launch import LocalFleet
-from zbench.step.byte_law import chosen_rows, sent_by_queue, stated_bytes
+from zbench.step.byte_law import chosen_rows, sent_by_purpose, stated_bytes
 from zbench.step.proof.prove import StepError, prove_step
 
 LIMIT = 1e-12  # of differences over the largest element, in float64
@@ -136,7 +136,9 @@ def judged_step(
         wanted = stated[number] if number < len(stated) else {}
         if dict(rank.bytes) != wanted:
             faults.append(f"process {number} has (sent, received) {dict(rank.bytes)}; the step says {wanted}")
-    return StepVerdict(one, loss, gradients, parameters, sent_by_queue(rank.bytes for rank in found), "; ".join(faults))
+    return StepVerdict(
+        one, loss, gradients, parameters, sent_by_purpose(rank.bytes for rank in found), "; ".join(faults)
+    )
 
 
 def _largest(values: Sequence[float]) -> float:
