@@ -31,7 +31,7 @@ def _purposes() -> Ints:
 PURPOSE_OF: Ints = _purposes()
 
 
-def joined(tables: Sequence[Ints], width: int) -> tuple[Ints, Sequence[Column32]]:
+def one_table(tables: Sequence[Ints], width: int) -> tuple[Ints, Sequence[Column32]]:
     """Returns tables of so many columns one below another, int64 [n, width], and the columns of that."""
     whole = np.concatenate([np.zeros((0, width), np.int64), *tables])
     return whole, [*np.ascontiguousarray(whole.T, np.int32)]
@@ -78,7 +78,7 @@ class Operations:
     @staticmethod
     def of_tables(tables: Sequence[Ints]) -> "Operations":
         """Makes operations of tables, [n, columns] each, one below another; what they come to is kept as `table`."""
-        whole, columns = joined(tables, len(COLUMN_NAMES))
+        whole, columns = one_table(tables, len(COLUMN_NAMES))
         found = Operations(*columns)
         found.__dict__["table"] = whole
         return found

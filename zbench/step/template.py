@@ -11,7 +11,7 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.describe.degrees import SCALE_BYTES
 from zbench.step.layout import StepLayout
-from zbench.step.operations import Column32, Operations, joined
+from zbench.step.operations import Column32, Operations, one_table
 from zbench.step.tensor import NONE, Tensor
 
 AT_HOME = -1  # in place of a list of places: each cell at its home
@@ -50,7 +50,7 @@ class Items:
     @staticmethod
     def of_tables(tables: Sequence[Ints]) -> "Items":
         """Makes items of tables, [n, columns] each, one below another; what they come to is kept as `table`."""
-        whole, columns = joined(tables, len(ITEM_COLUMNS))
+        whole, columns = one_table(tables, len(ITEM_COLUMNS))
         found = Items(*columns)
         found.__dict__["table"] = whole
         return found

@@ -1,6 +1,8 @@
 """A joined fleet: real processes under torchrun, or with variables as Slurm sets them."""
 
+import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -22,8 +24,12 @@ CLEAN = {name: value for name, value in os.environ.items() if not name.startswit
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """Returns a port below those that the system hands out by itself: of these another test may be given the same one
+    before our rank 0 listens, and rank 1 then waits at a stranger's."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def torchrun(*arguments: str, ranks: int = 2) -> "subprocess.Popen[str]":
