@@ -136,6 +136,22 @@ def test_two_levels_inside_a_node_are_told_as_one(words: list[str], told: bool) 
     assert (line in about_words(own, parts, [])) == told
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["system=zeppelin"], "1 micro-batch for 2 stages: at any time 1 or more of them wait; "),
+        (["system=zeppelin", "model.micro_batches=2"], ""),
+        (["system=bytescale"], ""),  # which chooses a number
+    ],
+)
+def test_a_pipeline_that_is_never_full_is_told(
+    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = said([*words, "parallel.pipeline_parallel=2", "sharding=zero1"], tmp_path, monkeypatch, capsys)
+    assert ("fill the pipeline" in found) == bool(told)
+    assert told in found
+
+
 CHOSEN = {"model": {"tensor_parallel": 1, "pipeline_parallel": 4}, "words": "tensor parallelism 1, 4 stages"}
 
 
@@ -153,7 +169,8 @@ def test_a_system_that_chooses_other_degrees_than_the_run_s_says_so(parallel: di
     choices = {"choices": {"executor": "simulated", "system": "static_best"}, "changes": {}, "parallel": parallel}
     start: Any = {"config": config | choices, "facts": parts.facts(), "chosen": CHOSEN}
     own: Any = SimpleNamespace(start=start, system=object(), parts=parts)
-    lines = [line for line in about_words(own, parts, [SimpleNamespace(start=start, end=None)]) if "itself" in line]
+    run: Any = SimpleNamespace(start=start, end=None, steps=[])
+    lines = [line for line in about_words(own, parts, [run]) if "itself" in line]
     for line, words in zip(lines, told, strict=True):
         assert line.startswith(f"static_best chooses parallel.{words}")
         assert "system=mesh is a static configuration that takes parallel." in line

@@ -8,7 +8,7 @@ from zbench.describe.layers.on_hosts import ACROSS_STEPS
 from zbench.describe.overlap import USUAL
 from zbench.describe.units import with_noun
 from zbench.describe.worlds import NOMINAL
-from zbench.interfaces.abilities import PlansPipelines
+from zbench.interfaces.abilities import PlansPipelines, PlansStages
 from zbench.interfaces.dealt import undealt
 from zbench.record.metrics import counted
 from zbench.record.record import Run
@@ -41,7 +41,7 @@ def about_words(own: RunCase, parts: Parts, done: Sequence[Run]) -> list[str]:
     chosen += (
         _other_parallelism(done) + _without_pipelines(own) + _kept_for_the_step(own, done) + _in_one_level(own, parts)
     )
-    chosen += open_words(parts) + _across_steps(done) + _too_wide(done)
+    chosen += open_words(parts) + _across_steps(done) + _too_wide(done) + _idle_stages(own, done)
     if parts.simulated:
         return [f"SIMULATED on {where}. Nothing here was measured on hardware.", *chosen]
     measured = f"MEASURED, executor {own.start['config']['choices']['executor']}; plans made for {where}."
@@ -98,6 +98,20 @@ def _too_wide(done: Sequence[Run]) -> list[str]:
                 f"fullest that is out of memory, fit with at most {found['fits']}."
             )
     return lines
+
+
+def _idle_stages(own: RunCase, done: Sequence[Run]) -> list[str]:
+    """Says so where a key has fewer micro-batches go through a pipeline than it has stages."""
+    stages, asked = own.start["facts"].get("pipeline_parallel", 1), own.start["config"].get("model", {})
+    count = asked.get("micro_batches", 1)
+    chooses = isinstance(system := undealt(own.system), PlansStages) and system.plans_stages
+    most = max((step.get("num_micro_batches", 0) for run in done[-1:] for step in run.steps), default=0)
+    if chooses or not most == count < stages:
+        return []
+    return [
+        f"{with_noun(count, 'micro-batch')} for {stages} stages: at any time {stages - count} or more of them wait; "
+        f"model.micro_batches={stages} or more fill the pipeline."
+    ]
 
 
 def _other_parallelism(done: Sequence[Run]) -> list[str]:
