@@ -167,6 +167,26 @@ def test_collectives_in_two_levels(sharding: str) -> None:
         assert 2 * sent == pytest.approx(sum(flat[0].nic_tx_for.get(queue, [0])), rel=0.05), queue
 
 
+@pytest.mark.parametrize("degree", [1, 2])
+def test_transfers_over_several_nics_go_as_the_clock_has_them(degree: int) -> None:
+    """Each share is passed on by the GPUs tied to its NIC: both checks hold, each NIC sends for attention what the clock
+    says, and losses are those of transfers that go straight. Groups of two GPUs, and groups of one."""
+    cluster = Cluster("slow", 2, 2 * degree, 2, 1e6, 0.9, 1e-5, 1e10, 0.9, 1e-6, DEVICE)
+    cost = make_cost(cluster, replace(MODEL, sharding="none", tensor_parallel=degree), pipelines=False)
+    given: dict[str, Any] = {"seed": 3, "warmup": 0, "check": CHECKS}
+    batch, sent, losses = WORKLOAD.batch(0), [], []
+    for route in (True, False):
+        system = Zeppelin(cost, partition=False, route=route)
+        played = Simulated(cost).step(batch, system.plan(batch))
+        (found,) = trained(Torch(cost, WORKLOAD, **given), system, 1)
+        assert found.checks["exact"] < 1e-12
+        assert found.nic_tx_for["attention"] == played.nic_tx_for["attention"]
+        sent.append(found.checks["bytes"])
+        losses.append(found.loss)
+    assert sent[0] > sent[1], "shares are sent to the GPUs that pass them on"
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+
+
 def test_bfloat16_sends_what_the_step_says() -> None:
     """Gradients are computed in two bytes a number, summed and sent in four; losses are as near as its 8 bits are."""
     cost = cost_of(sharding="zero1", element_bytes=2, lse_bytes=4)

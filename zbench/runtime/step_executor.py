@@ -15,6 +15,7 @@ from zbench.cost.job import worker_gpus
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.expert_schedule import DRAWN, USUAL_EXPERTS, Experts
+from zbench.describe.lanes import Lanes
 from zbench.describe.overlap import FLAT, LAYER, StepOverlap
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Ready, Workload
@@ -106,6 +107,7 @@ class Torch:
     _rounds: RoundDriver | None = field(default=None, init=False)  # where workers come together in rounds
     _fleet: Fleet | None = field(default=None, init=False)
     _warm: bool = field(default=False, init=False)
+    _lanes: Lanes | None = field(default=None, init=False)  # over which ranks spread transfers
     _hold: Hold | None = field(default=None, init=False)
     _left: Step | None = field(default=None, init=False)  # the step that ranks have parameters where it ends
     _last: Callable[[], Step] | None = field(default=None, init=False)  # as it would be behind another one
@@ -179,8 +181,10 @@ class Torch:
             else:
                 self._left, num_labels = resting_then(self.resume)
                 self._fleet.call("take_over", self.resume, self._left, num_labels)
-        source = COUNTERS if self.nic_counters else COUNTED
-        return Ready(self.first_step, {"nic_bytes": source, "ranks": setup_facts(self._fleet.call("about"))})
+        source, setups = COUNTERS if self.nic_counters else COUNTED, self._fleet.call("about")
+        goes_on = setups[0].backend == "gloo" and not setups[0].staged and self._rounds is None
+        self._lanes = Lanes.of(self.cost.gpus.cluster) if goes_on else None
+        return Ready(self.first_step, {"nic_bytes": source, "ranks": setup_facts(setups)})
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:
         """Runs a step without a trace.
@@ -329,7 +333,7 @@ class Torch:
             if self.experts.routing != DRAWN:
                 told[SWAPPED] = float(sum(one.swapped for one in reports))
         if "bytes" in self.check:
-            every = stated_bytes(step, chosen_rows(one.rows for one in reports) or None)
+            every = stated_bytes(step, chosen_rows(one.rows for one in reports) or None, self._lanes)
             node = self.cost.gpus.cluster.gpus_per_node
             for stated, moved in zip(every, process_bytes(self._left or step, step, node), strict=True):
                 for name, (sent, received) in moved.items():

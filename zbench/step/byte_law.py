@@ -17,6 +17,7 @@ from itertools import product
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.lanes import Lanes, share
 from zbench.step.expert_cut import ExpertCut
 from zbench.step.formula import Formula, Reference
 from zbench.step.layout import StepLayout
@@ -41,9 +42,10 @@ def chosen_rows(told: Iterable[Chosen]) -> Rows:
     }
 
 
-def stated_bytes(step: Step, rows: Rows | None = None) -> list[Bytes]:
+def stated_bytes(step: Step, rows: Rows | None = None, lanes: Lanes | None = None) -> list[Bytes]:
     """Returns the bytes of every GPU, host memories counted with the first GPU of their node. rows: of seats with a
-    token; None: as many as the step has at most."""
+    token; None: as many as the step has at most. lanes: over which GPUs spread transfers as operations say, so that
+    those between the ends receive and send shares, too; None: all go straight."""
     found: list[dict[str, list[int]]] = [defaultdict(lambda: [0, 0]) for _ in range(step.num_gpus)]
     of_template = [_of_template(step, template, rows is not None) for template in step.templates]
     for instance in step.order:
@@ -61,7 +63,30 @@ def stated_bytes(step: Step, rows: Rows | None = None) -> list[Bytes]:
                 if _is_there(step, layout.tensors[tensor], instance.place, (layer, layer + offset)):
                     found[_gpu(step, _shifted(step, src, instance.place, layer))][QUEUES[purpose]][0] += size
                     found[_gpu(step, _shifted(step, dst, instance.place, layer))][QUEUES[purpose]][1] += size
+    if lanes is not None:
+        _add_relayed(step, lanes, found)
     return [{name: (sent, received) for name, (sent, received) in one.items()} for one in found]
+
+
+def _add_relayed(step: Step, lanes: Lanes, found: Sequence[dict[str, list[int]]]) -> None:
+    """Adds what GPUs pass on for others, received and sent, of transfers over several NICs."""
+    for instance in step.order:
+        template = step.templates[instance.template]
+        layout, operations = step.layouts[template.layout], template.operations
+        for row in operations.table[operations.via >= 0].tolist():
+            kind, tensor, src, dst, *lists = row[:6]
+            size = int(layout.tensors[tensor].cell_bytes(layout.index)[list(_cells(layout, tensor, lists))].sum())
+            over, purpose = layout.lists[row[11]].tolist(), QUEUES[PURPOSE_OF[kind, row[8]]]
+            for layer in instance.layers:
+                if not _is_there(step, layout.tensors[tensor], instance.place, (layer, layer + row[7])):
+                    continue
+                one, other = (_shifted(step, place, instance.place, layer) for place in (src, dst))
+                ways = lanes.ways(one, other, over)
+                for part, way in enumerate(ways):
+                    begin, end = share(size, part, len(ways))
+                    for gpu in way[1:-1]:
+                        found[gpu][purpose][0] += end - begin
+                        found[gpu][purpose][1] += end - begin
 
 
 def sent_by_purpose(each: Iterable[Mapping[str, tuple[int, int]]]) -> dict[str, int]:

@@ -1,6 +1,8 @@
 """Exchanges of tensor-parallel groups beside matmuls, on four processes: exact, with the bytes that the step says."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from zbench.runtime.clocks.step_times import StepTimes
 from zbench.runtime.clocks.times import NoClock
 from zbench.runtime.handlers.context import TokenWords
 from zbench.runtime.handlers.machine import StepMachine
-from zbench.runtime.handlers.messages import Arrival, GlooMessages
+from zbench.runtime.handlers.messages import WHOLE, Arrival, GlooMessages
 from zbench.runtime.handlers.optimizer import NoUpdate
 from zbench.runtime.handlers.prepared import PreparedStep
 from zbench.runtime.handlers.runner import StepRunner
@@ -100,7 +102,8 @@ class Posted(GlooMessages):
     """Messages that are posted, of which the group's do not come but for the embedding's three."""
 
     def __init__(self) -> None:
-        super().__init__([], torch.device("cpu"), StepTimes(NoClock()))
+        ends: Any = [SimpleNamespace(peers=[False] * 4)] * len(QUEUES)
+        super().__init__(ends, torch.device("cpu"), StepTimes(NoClock()))
         self.of_group, self.passed = 0, list[int]()
 
     def receive(self, queue: int, size: int, peer: int, into: Tensor | None = None) -> Arrival:
@@ -110,7 +113,8 @@ class Posted(GlooMessages):
     def send(self, queue: int, data: Tensor, peer: int) -> None:
         """Posts it."""
 
-    def pass_on(self, queue: int, arrival: Arrival, peer: int) -> None:
+    def pass_on(self, queue: int, arrival: Arrival, peer: int, part: slice = WHOLE, relays: bool = False) -> None:
+        assert not relays
         self.passed.append(peer)
 
     def turn(self) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zbench.describe.lanes import Lanes
 from zbench.describe.model import Model
 from zbench.runtime.handlers.context import Contexts, TokenWords
 from zbench.runtime.handlers.counted import CountedRows
@@ -35,7 +36,7 @@ UPDATES = ("adam", "outer", "take")
 class StepMachine:
     """The parts of a process that runs steps. choices: of routers in the step that runs, by micro-batch, layer and
     parts of a: logits of their tokens, and the token in each seat. programs: instructions of templates, kept from step
-    to step."""
+    to step. lanes: of nodes, over which processes spread transfers as the step says; None: these go straight."""
 
     model: Model
     device: torch.device
@@ -44,6 +45,7 @@ class StepMachine:
     update: Update
     choices: dict[tuple[int, int, Parts], tuple[Tensor, Tensor]] = field(default_factory=dict)
     programs: KeptPrograms = field(default_factory=KeptPrograms)
+    lanes: Lanes | None = None
 
 
 @dataclass(frozen=True)

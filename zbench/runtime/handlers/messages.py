@@ -30,6 +30,7 @@ from zbench.step.operations import QUEUES
 
 AHEAD = 8  # receives posted beyond the operation under way, as zbench.runtime.transport.gloo has them
 KEPT = 2  # instances after which what was sent is waited for
+WHOLE = slice(None)  # all bytes of a message
 NAMES = 1 << 20  # of messages between two processes, then from the start again
 Works = deque[list[tuple[Any, Tensor | None, int]]]  # by instance: what to wait for, what it carries, its queue
 
@@ -43,17 +44,20 @@ class Arrival:
     works: list[Any]
     name: Name | None = None
     note: Posted | None = None
+    shares: Sequence["Arrival"] = ()  # that it comes in, each of a part of `data`
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
     def of(self) -> NotedOperation | None:
         """The operation whose message it is; None where nothing is noted."""
+        if self.shares:
+            return self.shares[0].of
         return None if self.note is None else self.note.of
 
     def wait(self) -> Tensor:
         """Returns the message's bytes once they are there."""
         with self._lock:  # gloo's are waited for once only
-            for work in self.works:
+            for work in (*self.works, *self.shares):
                 work.wait()
             self.works = []
             if self.note is not None:
@@ -79,8 +83,9 @@ class StepMessages(Protocol):
     def send(self, queue: int, data: Tensor, peer: int) -> None:
         """Posts the send of a message, whose bytes stay as they are until it is waited for."""
 
-    def pass_on(self, queue: int, arrival: Arrival, peer: int) -> None:
-        """Sends on a message as it comes, which may not be there yet."""
+    def pass_on(self, queue: int, arrival: Arrival, peer: int, part: slice = WHOLE, relays: bool = False) -> None:
+        """Sends on a message as it comes, which may not be there yet. part: bytes of it; relays: for others, of whose
+        transfer the process is no end."""
 
     def copied(self, queue: int, size: int) -> None:
         """Counts a copy between two places of this process, as to host memory: sent and received."""
@@ -108,7 +113,7 @@ class GlooMessages:
     _sent: Counter[int] = field(default_factory=Counter)
     _received: Counter[int] = field(default_factory=Counter)
     _works: Works = field(default_factory=lambda: deque([[]]))
-    _passing: dict[int, PassingThread] = field(default_factory=dict)  # by queue
+    _passing: dict[tuple[int, bool, bool], PassingThread] = field(default_factory=dict)
 
     def receive(self, queue: int, size: int, peer: int, into: Tensor | None = None) -> Arrival:
         data = torch.empty(size, dtype=torch.uint8, device=self.device) if into is None else into
@@ -123,18 +128,21 @@ class GlooMessages:
         self.times.notes.sends(queue, peer, data.numel())
         self._works[-1].append((self.ends[queue].send(data, peer, name), data, queue))
 
-    def pass_on(self, queue: int, arrival: Arrival, peer: int) -> None:
-        end = self.ends[queue]
+    def pass_on(self, queue: int, arrival: Arrival, peer: int, part: slice = WHOLE, relays: bool = False) -> None:
+        end, data = self.ends[queue], arrival.data[part]
         if end.through_host:  # it arrives on the device by a copy in the order of this thread's stream
-            self.send(queue, self.times.wait(queue, arrival.wait, of=arrival.of), peer)
+            self.send(queue, self.times.wait(queue, arrival.wait, of=arrival.of)[part], peer)
             return
-        if queue not in self._passing:
-            self._passing[queue] = PassingThread()
-        note = self.times.notes.sends(queue, peer, arrival.data.numel())
-        one = PassedOn(arrival.wait, partial(self._post, end, arrival.data, peer, self._name(peer), note))
-        end.traffic.sent(end.peers[peer], arrival.data.numel())
-        self._passing[queue].give(one)
-        self._works[-1].append((one, arrival.data, queue))
+        # As the clock's queues: what goes to another node waits for nothing that stays, what is relayed for nothing of
+        # the process's own.
+        own = queue, end.peers[peer], relays
+        if own not in self._passing:
+            self._passing[own] = PassingThread()
+        note = self.times.notes.sends(queue, peer, data.numel())
+        one = PassedOn(arrival.wait, partial(self._post, end, data, peer, self._name(peer), note))
+        end.traffic.sent(end.peers[peer], data.numel())
+        self._passing[own].give(one)
+        self._works[-1].append((one, data, queue))
 
     def _post(self, end: Endpoint, data: Tensor, peer: int, name: int, note: Posted | None) -> Any:
         """Posts a message that was counted, in the thread that passes it on."""
@@ -201,8 +209,9 @@ class BatchedStepMessages:
         self.times.notes.sends(queue, peer, data.numel())
         self._add(dist.P2POp(dist.isend, data, group=end.group, group_peer=peer), queue)
 
-    def pass_on(self, queue: int, arrival: Arrival, peer: int) -> None:
-        self.send(queue, self.times.wait(queue, arrival.wait, of=arrival.of), peer)
+    def pass_on(self, queue: int, arrival: Arrival, peer: int, part: slice = WHOLE, relays: bool = False) -> None:
+        assert not relays, "over NCCL nothing is relayed: what comes in a batch is there when the batch is"
+        self.send(queue, self.times.wait(queue, arrival.wait, of=arrival.of)[part], peer)
 
     def _add(self, one: dist.P2POp, queue: int) -> None:
         self._batch.append(one)

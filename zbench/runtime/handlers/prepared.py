@@ -51,7 +51,7 @@ class PreparedStep:
             for at, layout in enumerate(step.layouts)
         )
         check_runs(step.encodings)
-        programs = machine.programs.of(step, process, holder, seconds) if process < step.num_gpus else {}
+        programs = machine.programs.of(step, process, holder, seconds, machine.lanes) if process < step.num_gpus else {}
         return PreparedStep(step, process, holder, programs, batches)
 
     @property
@@ -84,7 +84,7 @@ class PreparedStep:
         stage's, or any where it is of all pipelines."""
         if isinstance(one, Compute):
             return True
-        cells = one if isinstance(one, Forget) else (*one.sends, *one.receives, *one.copies)[0].cells
+        cells = one if isinstance(one, Forget) else one.cells
         tensor = self.batches[program.layout].layout.tensors[cells.tensor]
         return self.step.layer_exists(tensor, layer, layer + cells.layer, place)
 

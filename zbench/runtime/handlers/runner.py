@@ -11,6 +11,7 @@ from itertools import tee
 
 from torch import Tensor
 
+from zbench.describe.lanes import share
 from zbench.runtime.handlers.ahead import PostedAhead
 from zbench.runtime.handlers.computing import compute
 from zbench.runtime.handlers.encoded import EncodedCells, encoded_bytes
@@ -117,14 +118,23 @@ class StepRunner:
             notes.turn_to(program, one.op, layer, parcel.src, parcel.dst)
             under_way = self._coming(one, parcel, parts, layer)
             message = under_way.data if under_way is not None else self._message(one, parcel, parts, layer)
-            if not message.numel():  # of rows that routers choose there may be none, and no message then
-                continue
-            if under_way is not None:
-                self.machine.messages.pass_on(one.purpose, under_way, parcel.peer)
-            else:
-                self.machine.messages.send(one.purpose, message, parcel.peer)
+            peers = parcel.shares or (parcel.peer,)
+            for number, peer in enumerate(peers):
+                begin, end = share(message.numel(), number, len(peers))
+                if begin == end:  # of rows that routers choose there may be none, and no message then
+                    continue
+                if parcel.shares:
+                    notes.turn_to(program, one.op, layer, parcel.src, peer)
+                if under_way is not None:
+                    self.machine.messages.pass_on(one.purpose, under_way, peer, slice(begin, end))
+                else:
+                    self.machine.messages.send(one.purpose, message[begin:end], peer)
+        for relay, arrival in zip(one.relays, arrivals[len(one.receives) :], strict=True):
+            if arrival.data.numel():
+                notes.turn_to(program, one.op, layer, *relay.way[1:])
+                self.machine.messages.pass_on(one.purpose, arrival, relay.way[2], relays=True)
         self.machine.messages.posted()
-        for parcel, arrival in zip(one.receives, arrivals, strict=True):
+        for parcel, arrival in zip(one.receives, arrivals[: len(one.receives)], strict=True):
             cells, of = parcel.cells, parts.format(parcel.cells.tensor, layer + parcel.cells.layer)
             coming = _Unpacked(self, one.purpose, of, cells, arrival, one.encoding)
             slab = Slab(of, cells.first, cells.second, coming)

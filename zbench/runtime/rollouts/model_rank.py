@@ -40,6 +40,7 @@ class ModelRank(SteppingRank):
         self.lies_here = rank in members
         self.process = rank - first if self.lies_here else count
         self.own = dist.new_group(list(members))  # every rank makes it, as torch asks
+        self.runner.machine = replace(self.runner.machine, lanes=None)  # all transfers go straight
         if first and self.lies_here:
             messages = open_messages(self.own, self._node_of(count), self.device)
             self.runner.machine = replace(self.runner.machine, messages=messages)

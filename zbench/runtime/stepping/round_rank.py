@@ -45,6 +45,7 @@ class RoundRank(SteppingRank):
     def __init__(self, rank: int, num_ranks: int, rendezvous: Rendezvous, job: StepJob) -> None:
         super().__init__(rank, num_ranks, rendezvous, job)
         self.worker, self.process = divmod(rank, job.worker_gpus)
+        self.runner.machine = replace(self.runner.machine, lanes=None)  # transfers of a worker go straight
         self.outer = StepRunner(replace(self.runner.machine, update=RoundUpdate(job.sync)), self.board)
         node_of, each = job.cost.gpus.cluster.node_of, job.worker_gpus
         for first in range(0, num_ranks, each):  # every rank makes every group, as torch asks of all

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
+from zbench.describe.lanes import Lanes
 from zbench.runtime.steps.early import with_early_exchanges
 from zbench.runtime.steps.instructions import (
     Cell,
@@ -29,6 +30,7 @@ from zbench.runtime.steps.instructions import (
     Parcel,
     Parts,
     Programs,
+    Relay,
     Start,
     TemplateProgram,
 )
@@ -47,11 +49,13 @@ def compile_template(
     holder: Sequence[int],
     where: Sequence[int],
     seconds: Floats | None = None,
+    lanes: Lanes | None = None,
 ) -> TemplateProgram:
     """Returns a template's instructions for a process. holder: the process of every place; where: the place that each
     one is that the template may name, as of zbench.step.template.Step.where. seconds: of its operations, that computes
-    take a paced device; None: none is paced."""
-    made = _Compiler(step, template, process, holder, where)
+    take a paced device; None: none is paced. lanes: over which processes spread transfers as operations say; None: all
+    go straight from end to end."""
+    made = _Compiler(step, template, process, holder, where, lanes)
     needs, leaves = (made.held_items(items) for items in (template.needs, template.leaves))
     if not needs and not leaves and not made.takes_part():
         return TemplateProgram(template.name, template.layout, ())
@@ -71,6 +75,7 @@ class _Compiler:
     process: int
     holder: Sequence[int]
     where: Sequence[int]
+    lanes: Lanes | None = None
 
     def __post_init__(self) -> None:
         self.layout: StepLayout = self.step.layouts[self.template.layout]
@@ -89,7 +94,19 @@ class _Compiler:
         for tensor, members, every in np.unique(ops.table[collective][:, [1, 3, 2]], axis=0).tolist():
             places.append(homes_among(self.layout.tensors[tensor].home, self.layout.lists[members], every))
         named = np.unique(np.concatenate(places))
-        return any(self._process(place) == self.process for place in named[named >= 0].tolist())
+        spread = np.unique(ops.table[ops.via >= 0][:, [2, 3, 11]], axis=0).tolist()
+        return any(self._process(place) == self.process for place in named[named >= 0].tolist()) or any(
+            self.process in way for src, dst, via in spread for way in self._ways(src, dst, via)
+        )
+
+    def _ways(self, src: int, dst: int, via: int) -> list[tuple[int, ...]]:
+        """Returns the processes that each share of a transfer passes; one way without processes between its ends where
+        it goes straight. via: its list of lanes, -1: none."""
+        ends = self.where[src], self.where[dst]
+        if self.lanes is None or via < 0 or max(ends) >= self.step.num_gpus:
+            return [(self.holder[ends[0]], self.holder[ends[1]])]
+        ways = self.lanes.ways(*ends, self.layout.lists[via].tolist())
+        return [tuple(self.holder[gpu] for gpu in way) for way in ways]
 
     def instructions(self, number: int, row: list[int], seconds: float) -> list[Instruction]:
         """Returns the instructions of an operation: one, or none where this process has no part in it. number: of the
@@ -110,7 +127,7 @@ class _Compiler:
             layer = 0 if self.layout.tensors[what].layers == "none" else row[7]
             cells = self._pairs(what, pairs_of(self.layout, what, row[4:6]))
             return [Forget(self.where[src], what, layer, tuple(cells))]
-        return [exchange] if exchange.sends or exchange.receives or exchange.copies else []
+        return [exchange] if exchange.sends or exchange.receives or exchange.copies or exchange.relays else []
 
     def held_items(self, items: Items) -> dict[tuple[int, int, int], set[Cell]]:
         """Returns the cells that a contract names on places of this process, by (place, tensor, offset)."""
@@ -168,23 +185,30 @@ class _Compiler:
         sends: list[Parcel] = []
         receives: list[Parcel] = []
         copies: list[Parcel] = []
+        relays: list[Relay] = []
         for src, dst, cells in self._transfers(row) if kind != DROP else ():
-            one, other = self._process(src), self._process(dst)
-            if self.process not in (one, other):
+            ways = self._ways(src, dst, row[11] if kind in (SEND, MOVE) else -1)
+            one, other = ways[0][0], ways[0][-1]
+            if not any(self.process in way for way in ways):
                 continue
-            ends = (self.where[src], self.where[dst])
+            ends, spread = (self.where[src], self.where[dst]), len(ways) > 1 or len(ways[0]) > 2
             for block in blocks(self._pairs(tensor, cells)):
                 whole = Cells(tensor, layer, *block)
                 if one == other:
                     copies.append(Parcel(whole, *ends, one))
                 elif one == self.process:
-                    sends.append(Parcel(whole, *ends, other))
+                    sends.append(Parcel(whole, *ends, other, tuple(way[1] for way in ways) if spread else ()))
+                elif other == self.process:
+                    receives.append(Parcel(whole, *ends, one, tuple(way[-2] for way in ways) if spread else ()))
                 else:
-                    receives.append(Parcel(whole, *ends, one))
+                    for part, way in enumerate(ways):
+                        if self.process in way:
+                            at = way.index(self.process)
+                            relays.append(Relay(whole, part, len(ways), (way[at - 1], way[at], way[at + 1])))
         takes = kind in (MOVE, REDUCE)
         encoding = self.step.encodings[row[10]] if row[10] >= 0 else None
         purpose = int(PURPOSE_OF[kind, row[8]])
-        return Exchange(purpose, encoding, takes, tuple(sends), tuple(receives), tuple(copies), number)
+        return Exchange(purpose, encoding, takes, tuple(sends), tuple(receives), tuple(copies), number, tuple(relays))
 
     def _transfers(self, row: list[int]) -> Iterator[tuple[int, int, Ints]]:
         """Yields (source, destination, numbers of cells) of what an operation moves, in the same order everywhere."""
@@ -234,12 +258,18 @@ def starts_of(step: Step) -> dict[tuple[int, Start], list[int]]:
     return {key: step.where(*one).tolist() for key, one in played.items()}
 
 
-def compile_step(step: Step, process: int, holder: Sequence[int], seconds: Sequence[Floats | None] = ()) -> Programs:
+def compile_step(
+    step: Step,
+    process: int,
+    holder: Sequence[int],
+    seconds: Sequence[Floats | None] = (),
+    lanes: Lanes | None = None,
+) -> Programs:
     """Returns the instructions of all templates of a step for a process, for every start that they are played from.
-    seconds: of each template, as of compile_template; (): no device is paced."""
+    seconds: of each template, as of compile_template; (): no device is paced. lanes: as of compile_template."""
     return {
         (number, start): compile_template(
-            step, step.templates[number], process, holder, where, seconds[number] if seconds else None
+            step, step.templates[number], process, holder, where, seconds[number] if seconds else None, lanes
         )
         for (number, start), where in starts_of(step).items()
     }

@@ -46,12 +46,25 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """Cells on their way between two places. peer: the process that holds the other end."""
+    """Cells on their way between two places. peer: the process that holds the other end. shares: of what is spread over
+    the NICs of a node, the process that each share goes to next, or comes from; (): it is one message."""
 
     cells: Cells
     src: int
     dst: int
     peer: int
+    shares: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """A share of a parcel that a process passes on for others. part, parts: which of how many; way: the processes that
+    it comes from, is passed on by and goes to."""
+
+    cells: Cells
+    part: int
+    parts: int
+    way: tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +73,8 @@ class Exchange:
 
     sends, receives: messages; copies: between two places of this process. takes: contributions of a sum leave their
     place, and are added where they arrive. purpose: what its bytes and waits are told as
-    (zbench.step.operations.PURPOSE_OF). encoding: of what it carries, None: as it lies. op: as of Compute.
+    (zbench.step.operations.PURPOSE_OF). encoding: of what it carries, None: as it lies. op: as of Compute. relays:
+    what the process passes on of transfers that are spread over NICs; who does has no other part in the operation.
     """
 
     purpose: int
@@ -70,6 +84,13 @@ class Exchange:
     receives: tuple[Parcel, ...]
     copies: tuple[Parcel, ...]
     op: int = -1
+    relays: tuple[Relay, ...] = ()
+
+    @property
+    def cells(self) -> Cells:
+        """The cells of one of its messages or copies."""
+        moved: tuple[Parcel | Relay, ...] = (*self.sends, *self.receives, *self.copies, *self.relays)
+        return moved[0].cells
 
 
 @dataclass(frozen=True, slots=True)

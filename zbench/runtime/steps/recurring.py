@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from zbench.describe.arrays import Floats
+from zbench.describe.lanes import Lanes
 from zbench.runtime.steps.compiler import compile_template, starts_of
 from zbench.runtime.steps.instructions import Programs, TemplateProgram
 from zbench.step.layout import StepLayout
@@ -29,9 +30,16 @@ class KeptPrograms:
     _kept: OrderedDict[tuple[object, ...], TemplateProgram] = field(default_factory=OrderedDict)
     _size: int = 0
 
-    def of(self, step: Step, process: int, holder: Sequence[int], seconds: Sequence[Floats | None] = ()) -> Programs:
+    def of(
+        self,
+        step: Step,
+        process: int,
+        holder: Sequence[int],
+        seconds: Sequence[Floats | None] = (),
+        lanes: Lanes | None = None,
+    ) -> Programs:
         """Returns the instructions of all templates of a step for a process, for every start that they are played
-        from, as compile_step does, which makes all of them. seconds: as of compile_step."""
+        from, as compile_step does, which makes all of them. seconds, lanes: as of compile_step."""
         layouts = [_digest(_of_layout(one)) for one in step.layouts]
         encodings = str(step.encodings).encode()
         told = [_digest((encodings, layouts[one.layout], *_of_template(one))) for one in step.templates]
@@ -40,9 +48,9 @@ class KeptPrograms:
             template = step.templates[number]
             pace = seconds[number] if seconds else None
             paced = b"" if pace is None else pace.tobytes()
-            key = (template.name, template.layout, process, tuple(holder), tuple(where), told[number], paced)
+            key = (template.name, template.layout, process, tuple(holder), tuple(where), told[number], paced, lanes)
             if key not in self._kept:
-                self._kept[key] = compile_template(step, template, process, holder, where, pace)
+                self._kept[key] = compile_template(step, template, process, holder, where, pace, lanes)
                 self._size += len(self._kept[key].instructions)
             self._kept.move_to_end(key)
             found[number, start] = self._kept[key]
