@@ -1,4 +1,4 @@
-"""Transfers over several NICs of a node: the GPUs that shares pass are those of the clock, and shares are all there is."""
+"""Transfers over several NICs of a node: shares pass the GPUs that the clock has, and are all there is."""
 
 from itertools import pairwise, product
 

@@ -169,8 +169,8 @@ def test_collectives_in_two_levels(sharding: str) -> None:
 
 @pytest.mark.parametrize("degree", [1, 2])
 def test_transfers_over_several_nics_go_as_the_clock_has_them(degree: int) -> None:
-    """Each share is passed on by the GPUs tied to its NIC: both checks hold, each NIC sends for attention what the clock
-    says, and losses are those of transfers that go straight. Groups of two GPUs, and groups of one."""
+    """Each share is passed on by the GPUs tied to its NIC: both checks hold, each NIC sends for attention what the
+    clock says, and losses are those of transfers that go straight. Groups of two GPUs, and groups of one."""
     cluster = Cluster("slow", 2, 2 * degree, 2, 1e6, 0.9, 1e-5, 1e10, 0.9, 1e-6, DEVICE)
     cost = make_cost(cluster, replace(MODEL, sharding="none", tensor_parallel=degree), pipelines=False)
     given: dict[str, Any] = {"seed": 3, "warmup": 0, "check": CHECKS}

@@ -1,4 +1,4 @@
-"""Passes on messages that have not arrived yet, while the process goes on: a thread for each of a step's queues.
+"""Passes on messages that have not arrived yet, while the process goes on, in threads of their own.
 
 What a message brings goes to another process as it is, as in rings. A process that waited for it would compute nothing
 meanwhile; a GPU's links wait for nobody's arithmetic.
