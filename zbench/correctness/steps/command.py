@@ -18,7 +18,7 @@ from zbench.console.meter import Meter
 from zbench.correctness.steps.cases import Executed, ProcessOptions
 from zbench.correctness.steps.combination import StepCombination, every_combination
 from zbench.correctness.steps.covering import covering
-from zbench.correctness.steps.pipelines import PIPELINE_CHOICES, PipelineCombination, every_pipeline_combination
+from zbench.correctness.steps.pipelines import PipelineCombination, every_pipeline_combination
 from zbench.describe.checks import check_whole_number
 from zbench.describe.units import with_noun
 from zbench.runtime.job.job import DEVICES
@@ -88,7 +88,7 @@ def combinations(ranks: int, seed: int, every: bool = False) -> list[Combination
     alike, side_by_side = every_combination(ranks), every_pipeline_combination(ranks)
     if every:
         return [*alike, *side_by_side]
-    return [*covering(alike, seed), *covering(side_by_side, seed, PIPELINE_CHOICES)]
+    return [*covering(alike, seed), *covering(side_by_side, seed)]
 
 
 def executed(
