@@ -122,9 +122,9 @@ class StepCombination:
         by a stage's, several nodes in a stage where collectives have two levels, exchanges beside matmuls in groups of
         several GPUs, degrees of pairs of a stage's, with two levels where a node has several groups and a run of them
         several nodes, chunks of tokens where no seats are of all of a GPU's tokens, chunks that go to experts where
-        these are on several GPUs, too, and gradients between their messages with collectives in one level, on hosts
-        what one GPU has and updates, shares of routers where there are some, and other homes where there are several
-        ranks, or where several of a ring attend with whole heads."""
+        these are on several GPUs, too, on hosts what one GPU has and updates, gates where there are experts, of all of
+        them where these choose tokens, and other homes where there are several ranks, or, where attention is, several
+        of a ring that attend with whole heads."""
         of_stage, experts = self.num_gpus // self.stages, self.expert_parallel * self.expert_tensor_parallel
         groups = of_stage // self.tensor_parallel
         return (
@@ -139,7 +139,6 @@ class StepCombination:
             and (self.levels == 1 or self.zero not in DEGREES or (groups == of_stage and self.zero in OVER_NODES))
             and (self.chunk_tokens == 0 or self.routing not in WITH_SEATS)
             and (self.expert_chunks == "at_once" or (experts > 1 and self.routing not in WITH_SEATS))
-            and (EXPERT_CHUNKS[self.expert_chunks].gradients is None or self.levels == 1)
             and self.zero in CUT_FOR_HOSTS[self.hosts]
             and (self.gate == SOFTMAX_ALL or experts > 0)
             and (ROUTING[self.routing][1].routing != EXPERT_CHOICE or GATES[self.gate]["gate"] == SOFTMAX_ALL)
