@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
-from math import prod
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -58,14 +58,14 @@ class Combinations(Sequence[T], Generic[T]):
         return Combinations(choices, _numbers(able_rows, values[:first]), tuple(ways), tuple(able), make)
 
     def __len__(self) -> int:
-        return int(self._counts.sum())
+        return int(self._ends[-1]) if len(self._ends) else 0
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
             return [self[one] for one in range(*at.indices(len(self)))]
-        ends = np.cumsum(self._counts)
-        row = int(np.searchsorted(ends, at, side="right"))
-        ways, left = [], int(at - (ends[row] - self._counts[row]))
+        at = range(len(self))[at]
+        row = int(np.searchsorted(self._ends, at, side="right"))
+        ways, left = [], at - (int(self._ends[row - 1]) if row else 0)
         for able in self.able[::-1]:
             possible = np.flatnonzero(able[row])
             left, number = divmod(left, len(possible))
@@ -79,10 +79,13 @@ class Combinations(Sequence[T], Generic[T]):
             numbers += group[way].tolist()
         return self.make(*(of[number] for of, number in zip(self.choices.values(), numbers, strict=True)))
 
-    @property
-    def _counts(self) -> Ints:
-        """The combinations of each row."""
-        return np.asarray(prod((able.sum(axis=1) for able in self.able), start=np.ones(len(self.rows), np.int64)))
+    @cached_property
+    def _ends(self) -> Ints:
+        """How many combinations there are of each row and those before it."""
+        counts = np.ones(len(self.rows), np.int64)
+        for able in self.able:
+            counts = counts * able.sum(axis=1)
+        return np.cumsum(counts)
 
 
 def covering(every: Combinations[T], seed: int) -> list[T]:
@@ -127,14 +130,14 @@ class _Marks:
     def of(every: Combinations[Any]) -> "_Marks":
         """Returns the marks of combinations."""
         sizes = [len(of) for of in every.choices.values()]
-        columns = np.split(np.eye(sum(sizes), dtype=np.float32), np.cumsum(sizes)[:-1])
+        columns = np.split(np.eye(sum(sizes), dtype=np.float64), np.cumsum(sizes)[:-1])
         tables, begin = list[Floats](), 0
         for table in (every.rows, *every.groups):
             marks = [columns[begin + at][table[:, at]] for at in range(table.shape[1])]
-            tables.append(np.sum(marks, axis=0, dtype=np.float32))
+            tables.append(np.sum(marks, axis=0, dtype=np.float64))
             begin += table.shape[1]
         opened = [
-            (able.astype(np.float32) @ group > 0).astype(np.float32)
+            (able.astype(np.float64) @ group > 0).astype(np.float64)
             for able, group in zip(every.able, tables[1:], strict=True)
         ]
         return _Marks(tables[0], tables[1:], every.able, opened)
@@ -150,7 +153,7 @@ class _Marks:
             real = group[able.any(axis=0)]
             found += real.T @ real
         np.fill_diagonal(found, 0)
-        return np.asarray(found > 0, np.float32)
+        return np.asarray(found > 0, np.float64)
 
 
 def _gains(marks: _Marks, missing: Floats, ties: Sequence[Ints], order: Ints) -> tuple[Floats, list[Ints]]:
@@ -158,7 +161,7 @@ def _gains(marks: _Marks, missing: Floats, ties: Sequence[Ints], order: Ints) ->
     an order; where ways have as many missing pairs with what is chosen, the one with most of them beside what is still
     open is taken, so that a pair that is missing is never passed over by all rows."""
     gain = (marks.rows @ missing * marks.rows).sum(axis=1) / 2
-    chosen, left = marks.rows, np.sum(marks.open, axis=0, dtype=np.float32) if marks.open else marks.rows
+    chosen, left = marks.rows, np.sum(marks.open, axis=0, dtype=np.float64) if marks.open else marks.rows
     ways = [np.zeros(0, np.int64)] * len(marks.groups)
     for at in order.tolist():
         group = marks.groups[at]
