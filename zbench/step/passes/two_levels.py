@@ -9,8 +9,8 @@ Inside nodes they go in turns: in the first each GPU sends to the next one, then
 is first in the order of a step, so one GPU's sends after another's would leave most ports waiting.
 
 Pieces of gradients between experts' messages (zbench.step.passes.overlap.gradients_between) are in the queue of these,
-and what they are for is told by being collectives there. So inside nodes they are collectives, too, among a node's GPUs,
-with homes that repeat after each node.
+and what they are for is told by being collectives there. So inside nodes they are collectives, too, among a node's
+GPUs, with homes that repeat after each node.
 """
 
 from dataclasses import dataclass, field, replace
