@@ -54,6 +54,10 @@ def test_the_steps_are_those_of_the_pass_and_flat_ones_are_as_they_were(sharding
         ({"sharding": "zero1", "tensor_parallel": 2}, {"window": "all"}),
         ({"sharding": "zero3", "recompute": "full"}, {"window": 2}),
         ({"sharding": "zero2", **EXPERTS}, {"expert_parallel": 4}),
+        (
+            {"sharding": "zero2", "num_experts": 8, "experts_per_token": 2},
+            {"expert_parallel": 8, "experts": Experts("fsmoe", "auto", gradients="between")},
+        ),
         ({"sharding": ShardDegrees(WORLD, NODE, WORLD, WORLD, WORLD, NODE, ZEROPP_BITS).of_ranks(8, 4)}, {}),
         ({"sharding": ShardDegrees(2, 2, 2, 2)}, {}),
     ],
@@ -130,11 +134,6 @@ def test_known_steps_tell_nodes_apart() -> None:
             {},
             "with sharding.degrees {weights: 4, secondary: 4, gradients: 4, optimizer: 4} on 8 GPUs every gather and "
             "reduction is inside a node or between single GPUs of nodes, so it takes flat",
-        ),
-        (
-            cost_of(sharding="zero2", **EXPERTS),
-            {"expert_parallel": 4, "experts": Experts("fsmoe", "auto", gradients="between")},
-            "with experts.gradients=between gradients are reduced in pieces between experts' messages, so it takes",
         ),
         (
             cost_of(sharding="zero3"),

@@ -13,12 +13,13 @@ from zbench.describe.model import Model
 from zbench.describe.overlap import END, StepOverlap
 from zbench.plans.plan import Plan
 from zbench.step.byte_law import sent_by_purpose, stated_bytes
-from zbench.step.operations import QUEUES, REDUCE
+from zbench.step.operations import GATHER, QUEUES, REDUCE
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.memory.at_hosts import HostLayers
 from zbench.step.passes.memory.optimizer_on_hosts import with_optimizer_on_hosts
 from zbench.step.passes.recompute import SomeLayers
 from zbench.step.passes.routing import ExpertParallel
+from zbench.step.passes.two_levels import in_two_levels
 from zbench.step.template import Step
 from zbench.step.text import step_text
 
@@ -63,6 +64,35 @@ def test_exact_and_as_many_bytes(pieces: str, case: tuple) -> None:  # type: ign
     found, wanted = (stated_bytes(one) for one in (step, built(None, case)[0]))
     assert [one["experts"] for one in found] == [one["experts"] for one in wanted]
     assert sent_by_purpose(found)["gradients"] == sent_by_purpose(wanted)["gradients"] > 0
+
+
+@pytest.mark.parametrize(
+    ("pieces", "case"), [(name, CASES[(at + more) % 5]) for at, name in enumerate(PIECES) for more in (1, 4)], ids=str
+)
+def test_in_two_levels(pieces: str, case: tuple) -> None:  # type: ignore[type-arg]
+    """With two GPUs a node, of which some have no tokens: what each GPU sends to experts, and what all of them send for
+    gradients, stays, and no piece goes between GPUs of two nodes that have other numbers in theirs."""
+    flat, plans, slices = built(PIECES[pieces], case)
+    step = in_two_levels(flat, 2)
+    assert (fault(step), unrolled_fault(step)) == ("", "")
+    assert execute(step, plans, case[2], replace(MODEL, num_kv_heads=4), HOW, slices) < 1e-12
+    found, wanted = (stated_bytes(one) for one in (step, flat))
+    assert [one["experts"] for one in found] == [one["experts"] for one in wanted]
+    assert sent_by_purpose(found)["gradients"] == sent_by_purpose(wanted)["gradients"] > 0
+    seen = set()
+    for template in step.templates:
+        for kind, _, _, dst, *rest in template.operations.table.tolist():
+            if kind in (GATHER, REDUCE) and QUEUES[rest[4]] == "experts":
+                members = step.layouts[template.layout].lists[dst]
+                nodes, inside = (len(np.unique(one)) for one in (members // 2, members % 2))
+                seen.add((nodes, inside))
+    assert seen <= {(1, 2), (2, 1)}
+    assert len(seen) == (2 if PIECES[pieces].inside + PIECES[pieces].beside else 0)
+
+
+def test_mutants_in_two_levels() -> None:
+    """The proof and the unrolled walk agree on each."""
+    assert rejected_mutants(in_two_levels(built(PIECES["lina's"], CASES[2])[0], 2), 1) > 8
 
 
 @pytest.mark.parametrize("pieces", PIECES)

@@ -67,11 +67,6 @@ class StepOverlap:
                 f"between experts' messages of the next one, so it takes {LAYER}"
             )
         check_choice("sharding.collectives", self.collectives, (FLAT, HIERARCHICAL))
-        if self.experts.gradients is not None and self.collectives != FLAT:
-            raise ValueError(
-                f"sharding.collectives is {self.collectives}; with experts.gradients={BETWEEN} gradients are reduced "
-                f"in pieces between experts' messages, so it takes {FLAT}"
-            )
 
     @staticmethod
     def of(window: "int | StepOverlap") -> "StepOverlap":

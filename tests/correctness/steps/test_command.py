@@ -2,19 +2,19 @@
 
 import re
 import sys
-from collections.abc import Sequence
+from itertools import combinations as pairs
+from itertools import product, starmap
+from typing import Any
 
 import numpy as np
 import pytest
 
 from zbench.correctness import __main__
-from zbench.correctness.steps import command
 from zbench.correctness.steps.cases import Executed, ProcessOptions
-from zbench.correctness.steps.choices import CHOICES
+from zbench.correctness.steps.choices import CHOICES, CHOSEN_TOGETHER, LAID_OUT
 from zbench.correctness.steps.combination import StepCombination, every_combination
 from zbench.correctness.steps.command import combinations, executed, judged_step
-from zbench.correctness.steps.covering import covering
-from zbench.describe.arrays import Flags, Ints
+from zbench.correctness.steps.covering import Combinations, covering
 from zbench.step.byte_law import stated_bytes
 from zbench.step.proof.prove import StepError
 from zbench.step.template import Step
@@ -32,37 +32,44 @@ def test_every_pair_of_choices_is_exact_on_processes(
 ) -> None:
     """Tensor, context, data, expert and pipeline parallelism, collectives in two levels, ZeRO, nested degrees and bits,
     recomputation, micro-batches, GPUs without tokens, experts in chunks; pipelines side by side."""
-    chosen = combinations(4, 1)
-
-    def chosen_once(*asked: object) -> Sequence[object]:  # of sixty million
-        assert asked == (4, 1, False)
-        return chosen
-
-    monkeypatch.setattr(command, "combinations", chosen_once)
+    count, chosen = combinations(4, 1)
     assert called(monkeypatch, "--ranks", "4", "--seed", "1", "--markdown") == 0
     found = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(f"{len(chosen)} combinations executed on .*, over gloo, 0 of them FAILED", found[-1])
+    assert re.fullmatch(f"{count} combinations executed on .*, over gloo, 0 of them FAILED", found[-1])
     assert [line.split(" | ")[0].removeprefix("| ") for line in found[2:-1]] == list(map(str, chosen))
 
 
 def test_a_cover_has_every_pair() -> None:
-    assert len(every_combination(4)) == 63896364
+    assert len(every_combination(4)) == 674906148
     every = every_combination(2)
-
-    def numbers(some: Sequence[StepCombination]) -> Ints:
-        return np.array([[of.index(getattr(one, name)) for one in some] for name, of in CHOICES.items()])
-
-    def pairs(table: Ints) -> list[Flags]:
-        every = range(len(table))
-        return [np.bincount(16 * table[a].astype(int) + table[b]).astype(bool) for a in every for b in every if a < b]
-
-    first, others = every.numbers()
-    table = np.concatenate([np.repeat(first, others.shape[1], axis=1), np.tile(others, (1, first.shape[1]))])
-    assert np.array_equal(table[:, ::97], numbers(every[::97]))
     chosen = covering(every, 0)
-    assert all(map(np.array_equal, pairs(numbers(chosen)), pairs(table)))
-    assert len(chosen) < 105
+    drawn = [every[int(at)] for at in np.random.default_rng(0).integers(0, len(every), 20_000)]
+    have, possible = (
+        {(a, getattr(one, a), b, getattr(one, b)) for one in some for a, b in pairs(CHOICES, 2)}
+        for some in (chosen, drawn)
+    )
+    assert possible <= have
+    assert len(possible) > 0.95 * len(have)
+    assert all(one.can_be(2) for one in chosen)
+    assert len(chosen) < 120
     assert chosen == covering(every, 0)
+
+
+def test_combinations_are_all_that_can_be() -> None:
+    """Of some values of each choice they are listed without trying each with each, and come to the same."""
+    twice = ("tensor_parallel", "context_parallel", "heads_exchanged", "expert_chunks", "exchanges", "chunk_tokens")
+    some = dict.fromkeys(CHOICES, 1) | dict.fromkeys((*twice, "gate"), 2)
+    some |= {"expert_parallel": 3, "zero": 8, "hosts": 3, "homes": 3}
+    choices = {name: of[: some[name]] for name, of in CHOICES.items()}
+    choices |= {"routing": ("even", "router", "expert_choice")}
+
+    def made(*values: Any) -> StepCombination:
+        return StepCombination(**dict(zip(choices, values, strict=True)))
+
+    every = Combinations.where(lambda *values: made(*values).can_be(2), choices, LAID_OUT, CHOSEN_TOGETHER, made)
+    wanted = [one for one in starmap(made, product(*choices.values())) if one.can_be(2)]
+    assert len(every) == len(wanted) > 1000
+    assert set(every) == set(wanted)
 
 
 def test_what_differs_is_told() -> None:

@@ -20,6 +20,7 @@ from zbench.step.passes.build import whole_step
 from zbench.step.passes.memory.at_hosts import HostLayers
 from zbench.step.passes.memory.optimizer_on_hosts import with_optimizer_on_hosts
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
+from zbench.step.passes.two_levels import in_two_levels
 from zbench.step.proof.prove import prove_step
 
 RANKS = StepCombination(
@@ -73,6 +74,17 @@ def test_exact_with_the_bytes_of_the_step(ranks: LocalFleet, chunks: ExpertChunk
     if lengths == [1] or per_token == 1:
         found = [replace(one, parameters=0.0) for one in found]
     assert judged_step(RANKS, found, stated).fault == ""
+
+
+@pytest.mark.parametrize("chunks", BETWEEN, ids=str)
+def test_gradients_between_messages_in_two_levels(ranks: LocalFleet, chunks: ExpertChunks) -> None:
+    """On two nodes of two GPUs each."""
+    case = case_of(chunks, [50, 1, 13], 2, 1.0, "full")
+    step = in_two_levels(case.step, 2)
+    many, few = (sum(len(one.operations) for one in two.templates) for two in (step, case.step))
+    assert many > few
+    prove_step(step)
+    assert judged_step(RANKS, ranks.call("run", replace(case, step=step)), stated_bytes(step)).fault == ""
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

@@ -18,6 +18,7 @@ from zbench.describe.exchanges import (
 )
 from zbench.describe.expert_schedule import (
     AFTER_CHUNKS,
+    EXPERT_CHOICE,
     TOGETHER_AT_ONCE,
     TOKEN_CHOICE,
     ExpertChunks,
@@ -25,7 +26,7 @@ from zbench.describe.expert_schedule import (
 )
 from zbench.describe.layers.on_hosts import AFTER_BACKWARD
 from zbench.describe.mask import CAUSAL, Mask
-from zbench.describe.model import Model, Offload
+from zbench.describe.model import COSINE, SIGMOID, SOFTMAX, SOFTMAX_ALL, Model, Offload
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS
 from zbench.passes.reverse import MODES
 from zbench.step.passes.parameters.zero import STAGES
@@ -39,7 +40,7 @@ EXPERTS = replace(MODEL, ffn_hidden=6, num_experts=4, experts_per_token=2)
 # How tokens choose experts: alike, all the same two, alike beside two that all of them pass; unevenly, in all layers
 # but the first, which is dense; of experts with less room than is wanted, whose rows are as many as tokens, or all that
 # they have room for; of experts on several nodes, to which a row goes once, or by 2DH; by each layer's router while the
-# step runs, of seats or of as many rows as it chooses.
+# step runs, of seats or of as many rows as it chooses; experts choose tokens, in each layer, too.
 ROUTING: Mapping[str, tuple[int, ExpertParallel]] = {
     "even": (0, ExpertParallel()),
     "skewed": (0, ExpertParallel(skew=50.0)),
@@ -51,10 +52,23 @@ ROUTING: Mapping[str, tuple[int, ExpertParallel]] = {
     "2dh": (1, ExpertParallel(skew=1.0, capacity=1.25, padded=True, node=NODE, inside_first=True)),
     "router": (1, ExpertParallel(capacity=0.75, padded=True, routing=TOKEN_CHOICE)),
     "counted": (0, ExpertParallel(routing=TOKEN_CHOICE)),
+    "expert_choice": (0, ExpertParallel(capacity=1.25, padded=True, routing=EXPERT_CHOICE)),
 }
 # Those that are tried where experts are on several GPUs.
-OF_SEVERAL = ("dropped", "padded", "two_level", "2dh", "router", "counted")
+OF_SEVERAL = ("dropped", "padded", "two_level", "2dh", "router", "counted", "expert_choice")
 OF_NODES = ("two_level", "2dh")  # of these, where they are on several nodes
+WITH_SEATS = ("router", "expert_choice")  # and in these an expert has room for so many of all of a GPU's tokens
+# By what routers make shares of their logits, as fields of a model; what they make of these by cosines is X-MoE's. The
+# first one goes with every routing.
+GATES: Mapping[str, Mapping[str, Any]] = {
+    SOFTMAX_ALL: {"gate": SOFTMAX_ALL},
+    SOFTMAX: {"gate": SOFTMAX},
+    SIGMOID: {"gate": SIGMOID},
+    "cosine": {"gate": SOFTMAX_ALL, "router": COSINE, "router_dim": 3, "router_temperature": 0.5},
+}
+# Where tokens live, and so where rows go to experts from: as whoever attends with them has them; as many on each rank;
+# of sequences whose first halves were attended with elsewhere than at home, there.
+PLANNED, EVEN, ATTENTION = "planned", "even", "attention"
 DENSE_FIRST = "dense_first"
 # How tokens go to experts: all at once; in chunks, with experts' gradients after all of these; with a layer's gradients
 # between messages of the next one, each piece by itself as lina has them, or those of a place together (fsmoe, clock).
@@ -121,18 +135,20 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {  # whole numbers or words, by the nam
     "routing": tuple(ROUTING),
     "stages": (1, 2, 3),
     "levels": (1, 2),
+    "gate": tuple(GATES),
+    "homes": (PLANNED, EVEN, ATTENTION),
     "exchanges": tuple(EXCHANGES),
     "head": ("own", "tied"),
     "zero": (*STAGES, *DEGREES),
+    "hosts": tuple(HOSTS),
     "chunk_tokens": (0, 3),
     "expert_chunks": tuple(EXPERT_CHUNKS),
-    "hosts": tuple(HOSTS),
     "recompute": tuple(KEPT),
     "micro_batches": (1, 2, 3),
     "backward": MODES,
     "lengths": tuple(LENGTHS),
 }
-
-# The choices before it say what GPUs it takes, others can be with all of these.
-LAID_OUT = list(CHOICES).index("recompute")
-LAYERS = list(CHOICES).index("exchanges")  # from here to there: how layers are computed on these GPUs
+# The first ones say what GPUs a step takes. With these the others can be whatever each of them can be by itself, but
+# for those that are told together.
+LAID_OUT = list(CHOICES).index("gate")
+CHOSEN_TOGETHER = (("zero", "hosts"),)

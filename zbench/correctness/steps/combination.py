@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,17 +9,20 @@ import numpy as np
 from zbench.correctness.steps.cases import StepCase
 from zbench.correctness.steps.choices import (
     AND_STATE,
+    ATTENTION,
     CHOICES,
+    CHOSEN_TOGETHER,
     CUT_FOR_HOSTS,
     DEGREES,
     DENSE_FIRST,
+    EVEN,
     EXCHANGES,
     EXPERT_CHUNKS,
     EXPERTS,
+    GATES,
     HOSTS,
     KEPT,
     LAID_OUT,
-    LAYERS,
     LENGTHS,
     MASKS,
     MODEL,
@@ -28,15 +30,20 @@ from zbench.correctness.steps.choices import (
     OF_NODES,
     OF_SEVERAL,
     OVER_NODES,
+    PLANNED,
     ROUTING,
     SHARES,
+    WITH_SEATS,
 )
+from zbench.correctness.steps.covering import Combinations
+from zbench.cost.cost import Cost
 from zbench.describe.arrays import Flags, Ints
-from zbench.describe.expert_schedule import (
-    DRAWN,
-)
-from zbench.describe.model import Model
+from zbench.describe.cluster import Cluster
+from zbench.describe.device import Device
+from zbench.describe.expert_schedule import DRAWN, EXPERT_CHOICE
+from zbench.describe.model import SOFTMAX_ALL, Model
 from zbench.describe.overlap import LAYER, StepOverlap
+from zbench.passes.homes import with_attention_homes, with_even_homes
 from zbench.passes.reverse import MODES, reverse
 from zbench.plans.build import Builder
 from zbench.plans.patterns import ulysses_ring
@@ -47,6 +54,7 @@ from zbench.step.passes.own_plans import parts_of_layouts
 from zbench.step.passes.parameters.zero import STAGES
 from zbench.step.passes.two_levels import in_two_levels
 from zbench.step.template import Step
+from zbench.systems.common.scattered import FULL, Pieces, scatter
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,8 @@ class StepCombination:
     the embedding's; ZeRO's stage, or degrees, two of them with transfers in fewer bits; tokens that the feed-forward
     and the loss are computed for at a time, 0: all; what layers keep, and where, micro-batches, what a backward does
     with keys, and lengths of sequences, some under a window; chunks in which tokens go to experts, and gradients
-    between these; what rests in host memory between steps.
+    between these; what rests in host memory between steps; by what routers make shares of their logits; where tokens
+    live.
     """
 
     tensor_parallel: int
@@ -82,6 +91,8 @@ class StepCombination:
     lengths: str
     expert_chunks: str = "at_once"
     hosts: str = "nothing"
+    gate: str = SOFTMAX_ALL
+    homes: str = PLANNED
 
     @property
     def num_gpus(self) -> int:
@@ -94,11 +105,13 @@ class StepCombination:
         if self.expert_parallel:
             cut = f" etp{self.expert_tensor_parallel}" if self.expert_tensor_parallel > 1 else ""
             degrees += f" ep{self.expert_parallel}{cut} {self.routing}"
+            degrees += f" {self.gate}" if self.gate != SOFTMAX_ALL else ""
             degrees += f" experts {self.expert_chunks}" if self.expert_chunks != "at_once" else ""
         exchange += f" {self.exchanges}" if self.exchanges != "whole" else ""
         exchange += (" two levels" if self.levels > 1 else "") + (" tied" if self.head == "tied" else "")
         exchange += f" chunks of {self.chunk_tokens}" if self.chunk_tokens else ""
         exchange += f" {self.hosts} on hosts" if self.hosts != "nothing" else ""
+        exchange += f" homes {self.homes}" if self.homes != PLANNED else ""
         return (
             f"{degrees}{exchange} zero {self.zero}, recompute {self.recompute}, {self.micro_batches} x {self.lengths}, "
             f"{self.backward}"
@@ -109,8 +122,9 @@ class StepCombination:
         by a stage's, several nodes in a stage where collectives have two levels, exchanges beside matmuls in groups of
         several GPUs, degrees of pairs of a stage's, with two levels where a node has several groups and a run of them
         several nodes, chunks of tokens where no seats are of all of a GPU's tokens, chunks that go to experts where
-        these are on several GPUs, too, and gradients between their messages with collectives in one level, and on hosts
-        what one GPU has and updates."""
+        these are on several GPUs, too, on hosts what one GPU has and updates, gates where there are experts, of all of
+        them where these choose tokens, and other homes where there are several ranks, or, where attention is, several
+        of a ring that attend with whole heads."""
         of_stage, experts = self.num_gpus // self.stages, self.expert_parallel * self.expert_tensor_parallel
         groups = of_stage // self.tensor_parallel
         return (
@@ -123,17 +137,20 @@ class StepCombination:
             and (self.exchanges == "whole" or self.tensor_parallel > 1)
             and (self.zero in STAGES or groups % 2 == 0)
             and (self.levels == 1 or self.zero not in DEGREES or (groups == of_stage and self.zero in OVER_NODES))
-            and (self.chunk_tokens == 0 or self.routing != "router")
-            and (self.expert_chunks == "at_once" or (experts > 1 and self.routing != "router"))
-            and (EXPERT_CHUNKS[self.expert_chunks].gradients is None or self.levels == 1)
+            and (self.chunk_tokens == 0 or self.routing not in WITH_SEATS)
+            and (self.expert_chunks == "at_once" or (experts > 1 and self.routing not in WITH_SEATS))
             and self.zero in CUT_FOR_HOSTS[self.hosts]
+            and (self.gate == SOFTMAX_ALL or experts > 0)
+            and (ROUTING[self.routing][1].routing != EXPERT_CHOICE or GATES[self.gate]["gate"] == SOFTMAX_ALL)
+            and (self.homes != EVEN or groups > 1)
+            and (self.homes != ATTENTION or self.context_parallel > self.heads_exchanged == 1)
         )
 
     def case(self, seed: int) -> StepCase:
         """Returns the step to execute, with words drawn by a seed."""
         plans = [self._plan(number) for number in range(self.micro_batches)]
         shared, how = ROUTING[self.routing]
-        model = replace(EXPERTS, shared_experts=shared) if self.expert_parallel else MODEL
+        model = replace(EXPERTS, shared_experts=shared, **GATES[self.gate]) if self.expert_parallel else MODEL
         model = replace(model, dense_layers=1, dense_ffn_hidden=10) if self.routing == DENSE_FIRST else model
         model = replace(model, tied_embeddings=self.head == "tied", mask=MASKS[self.lengths])
         if self.chunk_tokens:
@@ -176,9 +193,33 @@ class StepCombination:
         heads = MODEL.num_heads // self.tensor_parallel
         builder = Builder(lengths, ranks, heads, MASKS[self.lengths], sequences=before + every)
         groups = np.arange(ranks).reshape(self.data_parallel, -1, self.heads_exchanged)
-        ulysses_ring(builder, every, every % self.data_parallel, groups)
         mode = next(mode for mode in MODES if mode == self.backward)
-        return reverse(builder.build(), mode)
+        if self.homes == ATTENTION:
+            return with_attention_homes(reverse(_moved_away(builder, groups), mode))
+        ulysses_ring(builder, every, every % self.data_parallel, groups)
+        plan = reverse(builder.build(), mode)
+        return plan if self.homes == PLANNED else with_even_homes(plan, _cost(ranks), tolerance=0)
+
+
+def _moved_away(builder: Builder, groups: Ints) -> Plan:
+    """Returns a plan, forward only, of sequences on a rank each, of which another one attends with the queries of the
+    first half. groups: the ranks of every data-parallel group, [groups, ranks, 1]."""
+    size = builder.lengths
+    count, ring = len(size), groups.shape[1]
+    edges = np.stack([0 * size, size // 2, size], axis=1)
+    seq, half = np.repeat(np.arange(count), 2), np.tile([1, 0], count)
+    mine = groups[seq % len(groups), :, 0]
+    home, worker = (np.take_along_axis(mine, at[:, None] % ring, axis=1)[:, 0] for at in (seq, seq + half))
+    start, stop = edges[:, :2].reshape(-1), edges[:, 1:].reshape(-1)
+    some = stop > start
+    scatter(builder, Pieces(*(column[some] for column in (seq, start, stop, home, worker))), FULL, 1)
+    return builder.build()
+
+
+def _cost(ranks: int) -> Cost:
+    """Returns what moving a token costs, by which homes are made even: alike between all GPUs."""
+    device = Device("any", 1e12, 1e9, 1e12, 1e11, 1e12, 1e12, 1e12, 1e-6, 1e-6)
+    return Cost(Cluster("one node", 1, ranks, 1, 1e9, 1.0, 0.0, 1e9, 1.0, 0.0, device), MODEL)
 
 
 def with_hosts(step: Step, model: Model, kept: tuple[str, str], sent: Sequence[Flags] = ()) -> Step:
@@ -191,45 +232,11 @@ def with_hosts(step: Step, model: Model, kept: tuple[str, str], sent: Sequence[F
     return with_host_memory(step, model, NODE, [2 - number % 2 for number in range(count)], sent)
 
 
-@dataclass(frozen=True)
-class StepCombinations(Sequence[StepCombination]):
-    """Combinations of each of some first choices with each of some others, made when they are asked for: on four GPUs
-    there are more than a million."""
-
-    first: list[tuple[Any, ...]]
-    others: list[tuple[Any, ...]]
-
-    def __len__(self) -> int:
-        return len(self.first) * len(self.others)
-
-    def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
-            return [self[one] for one in range(*at.indices(len(self)))]
-        return _combination(*self.first[at // len(self.others)], *self.others[at % len(self.others)])
-
-    def numbers(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the numbers of the first choices and of the others, each among those of CHOICES, [choices, ways]."""
-        values = list(CHOICES.values())
-        first, others = (
-            np.array([[of.index(one) for of, one in zip(some, row, strict=True)] for row in rows], np.int8).T
-            for some, rows in ((values[:LAID_OUT], self.first), (values[LAID_OUT:], self.others))
-        )
-        return first, others
-
-
-def every_combination(ranks: int) -> StepCombinations:
+def every_combination(ranks: int) -> Combinations[StepCombination]:
     """Returns all combinations that can be on so many GPUs."""
-    values = list(CHOICES.values())
-    others = list(product(*values[LAID_OUT:]))
-    ways = list(product(*values[LAYERS:LAID_OUT]))  # the first of them is possible wherever another is
-    able = [
-        (*degrees, *way)
-        for degrees in product(*values[:LAYERS])
-        if _combination(*degrees, *ways[0], *others[0]).can_be(ranks)
-        for way in ways
-        if _combination(*degrees, *way, *others[0]).can_be(ranks)
-    ]
-    return StepCombinations(able, others)
+    return Combinations.where(
+        lambda *chosen: _combination(*chosen).can_be(ranks), CHOICES, LAID_OUT, CHOSEN_TOGETHER, _combination
+    )
 
 
 def _combination(*chosen: Any) -> StepCombination:

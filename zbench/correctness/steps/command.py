@@ -6,8 +6,9 @@ those that the step says. Exit codes: 0; 1 something differs; 2 bad input; 130 s
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from rich.console import Console
@@ -18,7 +19,7 @@ from zbench.console.meter import Meter
 from zbench.correctness.steps.cases import Executed, ProcessOptions
 from zbench.correctness.steps.combination import StepCombination, every_combination
 from zbench.correctness.steps.covering import covering
-from zbench.correctness.steps.pipelines import PIPELINE_CHOICES, PipelineCombination, every_pipeline_combination
+from zbench.correctness.steps.pipelines import PipelineCombination, every_pipeline_combination
 from zbench.describe.checks import check_whole_number
 from zbench.describe.units import with_noun
 from zbench.runtime.job.job import DEVICES
@@ -69,11 +70,11 @@ def main(arguments: Sequence[str]) -> int:
     check_whole_number("--seed", asked.seed, 0)
     if asked.device == "cuda" and (why := no_gpu(os.environ)):
         raise ValueError(f"--device is cuda; it takes a GPU, and {why} (auto takes one if there is one)")
-    chosen = combinations(asked.ranks, asked.seed, asked.all)
+    count, chosen = combinations(asked.ranks, asked.seed, asked.all)
     found: list[StepVerdict] = []
     where, options = set[str](), ProcessOptions(asked.batched, asked.device)
     try:
-        with Meter(len(chosen), unit="combination") as meter:
+        with Meter(count, unit="combination") as meter:
             for verdict in executed(chosen, asked.ranks, options, asked.seed, where.add):
                 found.append(verdict)
                 meter.show("steps", len(found))
@@ -82,17 +83,18 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if any(one.fault for one in found) or not found else 0
 
 
-def combinations(ranks: int, seed: int, every: bool = False) -> list[Combination]:
-    """Lists the combinations to execute on so many GPUs, pipelines side by side last: enough to have every pair of
-    choices, or every one that there is."""
+def combinations(ranks: int, seed: int, every: bool = False) -> tuple[int, Iterable[Combination]]:
+    """Returns how many combinations there are to execute on so many GPUs, and which, pipelines side by side last:
+    enough to have every pair of choices, or every one that there is, made one by one."""
     alike, side_by_side = every_combination(ranks), every_pipeline_combination(ranks)
     if every:
-        return [*alike, *side_by_side]
-    return [*covering(alike, seed), *covering(side_by_side, seed, PIPELINE_CHOICES)]
+        return len(alike) + len(side_by_side), chain(alike, side_by_side)
+    chosen: list[Combination] = [*covering(alike, seed), *covering(side_by_side, seed)]
+    return len(chosen), chosen
 
 
 def executed(
-    chosen: Sequence[Combination],
+    chosen: Iterable[Combination],
     ranks: int,
     options: ProcessOptions,
     seed: int,
@@ -100,12 +102,13 @@ def executed(
 ) -> Iterator[StepVerdict]:
     """Executes combinations one after the other, on the same processes; after one that fails, on fresh ones. tell: is
     told in words what processes compute on."""
-    left = list(chosen)
-    while left:
+    left = iter(chosen)
+    following = next(left, None)
+    while following is not None:
         with LocalFleet(ranks, RANK, options, timeout=120) as fleet:
             tell(fleet.call("about")[0])
-            while left:
-                one = left.pop(0)
+            while following is not None:
+                one, following = following, next(left, None)
                 case = one.case(seed)
                 try:
                     prove_step(case.step)

@@ -3,7 +3,6 @@ micro-batches of its own."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from zbench.correctness.steps.cases import StepCase
 from zbench.correctness.steps.choices import CUT_FOR_HOSTS, KEPT, LENGTHS, MASKS, MODEL
 from zbench.correctness.steps.combination import with_hosts
+from zbench.correctness.steps.covering import Combinations
 from zbench.describe.arrays import Ints
 from zbench.passes.reverse import reverse
 from zbench.plans.build import Builder
@@ -102,7 +102,12 @@ class PipelineCombination:
         return reverse(builder.build(), "keep").with_(pipelines=pipelines)
 
 
-def every_pipeline_combination(ranks: int) -> list[PipelineCombination]:
-    """Lists all combinations that can be on so many GPUs."""
-    found = (PipelineCombination(*one) for one in product(*PIPELINE_CHOICES.values()))
-    return [one for one in found if one.can_be(ranks)]
+def every_pipeline_combination(ranks: int) -> Combinations[PipelineCombination]:
+    """Returns all combinations that can be on so many GPUs."""
+    return Combinations.where(
+        lambda *chosen: PipelineCombination(*chosen).can_be(ranks),
+        PIPELINE_CHOICES,
+        len(PIPELINE_CHOICES),
+        (),
+        PipelineCombination,
+    )

@@ -7,6 +7,10 @@ are cut over a run of several nodes, it is MiCS' hierarchical gather of this run
 
 Inside nodes they go in turns: in the first each GPU sends to the next one, then to the one after it. A port takes what
 is first in the order of a step, so one GPU's sends after another's would leave most ports waiting.
+
+Pieces of gradients between experts' messages (zbench.step.passes.overlap.gradients_between) are in the queue of these,
+and what they are for is told by being collectives there. So inside nodes they are collectives, too, among a node's
+GPUs, with homes that repeat after each node.
 """
 
 from dataclasses import dataclass, field, replace
@@ -17,10 +21,11 @@ from zbench.describe.arrays import Ints
 from zbench.step.form import ADD
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
-from zbench.step.operations import COMPUTE, GATHER, MOVE, QUEUES, REDUCE, SEND, Operations, homes_among
+from zbench.step.operations import COMPUTE, GATHER, MOVE, PURPOSE_OF, QUEUES, REDUCE, SEND, Operations, homes_among
 from zbench.step.template import AT_HOME, Step, Template
 
 _OF_PARAMETERS = tuple(QUEUES.index(name) for name in ("parameters", "gradients"))
+_WITH_MESSAGES = QUEUES.index("experts")  # the queue of pieces of gradients
 
 
 def in_two_levels(step: Step, gpus_per_node: int) -> Step:
@@ -82,7 +87,7 @@ class _Levels:
 
     def rows(self, op: list[int]) -> list[list[int]]:
         """Returns what stands for an operation, itself alone if it is no collective over several nodes."""
-        if op[0] not in (GATHER, REDUCE) or op[8] not in _OF_PARAMETERS:
+        if op[0] not in (GATHER, REDUCE) or PURPOSE_OF[op[0], op[8]] not in _OF_PARAMETERS:
             return [op]
         members, homes = self.lists.rows[op[3]], self._homes(op)
         if op[0] == REDUCE and homes is not None:
@@ -102,8 +107,10 @@ class _Levels:
                 continue
             peers = self.lists.number(PLACE, nodes * self.node + mine)
             lists = self._cells(op, cells)
-            adders = self._adders(op, lists, makers) if op[0] == REDUCE else set()
             between.append([op[0], op[1], op[2], peers, *lists, *op[7:]])
+            if op[8] == _WITH_MESSAGES:
+                continue
+            adders = self._adders(op, lists, makers) if op[0] == REDUCE else set()
             for first in (nodes * self.node).tolist():
                 for other in local[local != mine].tolist():
                     ends = [first + mine, first + other]
@@ -111,6 +118,10 @@ class _Levels:
                         inside.append([SEND, op[1], *ends, *lists, *op[7:]])
                     elif first + other in adders:
                         inside.append([MOVE, op[1], *ends[::-1], *lists, *op[7:]])
+        if op[8] == _WITH_MESSAGES:
+            of_nodes = [self.lists.number(PLACE, node * self.node + local) for node in nodes.tolist()]
+            inside = [[op[0], op[1], self.node, members, *op[4:]] for members in of_nodes]
+            return between + inside if op[0] == GATHER else inside + between
         inside.sort(key=lambda row: (row[3] - row[2]) % self.node)
         return between + inside if op[0] == GATHER else inside + between
 
