@@ -104,6 +104,22 @@ def test_a_fault_has_line_and_column(line: int, changed: str, told: str) -> None
             "column 28: a value has -8 bytes; it takes at least 1",
         ),
         ("  formula x[t] = w[t]", "  formula x[t] = w[t", "column 21: the formula has its end where it takes , or ]"),
+        ("  formula x[t] = w[t]", "  formula x[t] = ww[t]", "column 18: there is no tensor ww in this layout"),
+        (
+            "  tensor x[t]: copy, border, 12 bytes, home 0 1",
+            "  tensor x[t]: copy, border, 12 bytes, home 0 9",
+            "column 47: it has 9 where it takes 4 numbers from 0 to 3",
+        ),
+        (
+            "  tensor x[t]: copy, border, 12 bytes, home 0 1",
+            "  tensor x[t]: copy, border, 12 bytes, home 0",
+            "column 45: it has 3 numbers where it takes 4 numbers from 0 to 3",
+        ),
+        (
+            "template embedding of layout 0",
+            "template embedding of layout 7",
+            "column 30: there is no layout 7; it takes 0",
+        ),
         ("  makes w x", "  makes w xx", "column 11: there is no formula xx"),
         ("compute: compute z[", "compute: compute zz[", "column 20: there is no formula zz"),
         ("compute: compute z[", "compote: compute z[", "column 3: no line begins with 'compote'"),
