@@ -171,11 +171,11 @@ def test_any_broken_character_is_a_sentence(seed: int) -> None:
     ("line", "changed", "told"),
     [
         ("  slot s of t", "", "there is no index or slot s"),
-        ("ends wq", "{0}\n{0}", r"at the end of the step needs wq of layer 0: .* names wq\[.*\] .*twice"),
+        ("ends wq", "{0}\n{0}", r"^the end of the step needs wq of layer 0: .* names wq\[.*\] .*twice"),
         ("begins wq", "{0}\n{0}", r"^instance .* needs wq of layer 0: .* names wq\[.*\] .*twice"),
         ("ends wq", "{0}, version 2147483648", "it has 2,147,483,648 where it takes a number of at most 2,147,483,647"),
         ("template", "layout\n{0}", "column 1: the text ends, and layout 1 has no tensor"),
-        ("play", "{0}\nplay forward for layer 7", r"\(template forward\) is for layer 7 to 7 of 2"),
+        ("play", "{0}\nplay forward for layer 7", r"\(template forward\) is for layer 7; the step has 2"),
     ],
 )
 def test_a_fault_that_is_no_fault_of_a_word(line: str, changed: str, told: str) -> None:

@@ -129,7 +129,7 @@ class Sentence:
         what = self.item(tensor, layer, place, cell)
         name = self.layout.tensors[tensor].name
         told = {
-            rules.MISSING: f"uses {what} before an earlier operation brought it there",
+            rules.MISSING: f"uses {what}, which no earlier operation brought there",
             rules.TWICE: f"brings {what}, which is there already",
             rules.INCOMPLETE: f"reads {what} with {have} of {want} contributions",
             rules.NOTHING: f"moves {what}, to which nothing was added",
