@@ -199,9 +199,10 @@ def _unknown_key(error: CompactHydraException, cause: OmegaConfBaseException) ->
         return f"{key} is not a key of system; {VARIANT} is one of the run: {VARIANT}={PUBLISHED}"
     if parent == "job" and key.removeprefix("job.") in _ROLLOUT_KEYS:
         return f"{key} is a key of jobs with rollouts, and job is training; it takes job=rlhf beside it"
-    if own in _optional(parent):
+    owner, _, last = named[1].rpartition(".")
+    if last in _optional(owner):
         typed = re.search(r"use (\+\S.*)", str(error))
-        return f"{key} is not set by its yaml; {typed[1] if typed else f'+{key}=...'} adds it"
+        return f"{named[1]} is not set by its yaml; {typed[1] if typed else f'+{named[1]}=...'} adds it"
     if having := _choices_with(parent, own):
         return f"{key} is not a key of {parent}; {having}"
     names = [str(name) for name in node] if node is not None else []
