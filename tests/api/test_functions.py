@@ -244,6 +244,7 @@ def test_defaults_are_those_of_the_command() -> None:
         ({"system": "static_best"}, "chooses from a workload's batches"),
         ({"system": object()}, "system is of type object; it takes a name"),
         ({"system": "ring", "degre": 2}, "system.degre is not a key of system=ring"),
+        ({"sharding": "zero1"}, "no key of a system; it is given as strategy={'sharding': 'zero1'}"),
         ({"system": "zeppelin", "legs": "serial"}, "system.legs is called system.routed_transfers today"),
         ({"mask": "odd"}, "mask is 'odd'"),
         ({"world": "latency"}, "world is 'latency'; it takes one of"),

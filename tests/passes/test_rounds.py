@@ -72,5 +72,5 @@ def test_plans_of_other_schemes_are_put_in_rounds_too() -> None:
 def test_a_list_that_uses_what_is_not_there_is_refused() -> None:
     plan = laid(3, "keep")
     wrong = plan.with_(forward=plan.forward.take(np.flatnonzero(plan.forward.kind == ATTEND)))
-    with pytest.raises(ValueError, match=r"^forward operation \d+ uses kv of block \d+ on rank \d+ before an earlier"):
+    with pytest.raises(ValueError, match=r"^forward operation \d+ uses kv of block \d+ on rank \d+, which no earlier"):
         into_rounds(wrong)

@@ -86,9 +86,15 @@ def hand(ops: list[tuple], num_heads: int = 2) -> Plan:
 @pytest.mark.parametrize(
     ("ops", "op", "block", "rank", "words"),
     [
-        ([("attend", 1, 0, 2, 1, 0)], 0, 0, 1, "uses kv of block 0 on rank 1 before an earlier operation brought it"),
-        ([(KV, 0, 1, 0, 1, 0), ("attend", 1, 0, 2, 1, 0)], 1, 0, 1, "uses kv of block 0 on rank 1 before"),
-        ([(Q, 2, 1, 0, 2, 0)], 0, 0, 2, "uses q of block 0 on rank 2 before"),
+        (
+            [("attend", 1, 0, 2, 1, 0)],
+            0,
+            0,
+            1,
+            "uses kv of block 0 on rank 1, which no earlier operation brought there",
+        ),
+        ([(KV, 0, 1, 0, 1, 0), ("attend", 1, 0, 2, 1, 0)], 1, 0, 1, "uses kv of block 0 on rank 1, which no earlier"),
+        ([(Q, 2, 1, 0, 2, 0)], 0, 0, 2, "uses q of block 0 on rank 2, which no earlier"),
         ([(KV, 0, 1, 0, 2, 0), (KV, 0, 1, 1, 2, 0)], 1, 0, 1, "brings kv of block 0 to rank 1, which has it already"),
         ([(KV, 0, 1, 0, 2, 0), (KV, 1, 0, 0, 2, 0)], 1, 0, 0, "brings kv of block 0 to rank 0, which has it already"),
         ([(O, 1, 0, 0, 2, 0)], 0, 0, 1, "sends o of block 0 from rank 1, where nothing was added to it"),

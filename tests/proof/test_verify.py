@@ -167,13 +167,13 @@ def attends(ops: Ops) -> np.ndarray:
     [
         ("forward", attends, "visible"),
         ("backward", attends, "visible"),
-        ("forward", sends(Q), r"uses q of block \d+ on rank \d+ before"),
-        ("forward", sends(KV), r"uses kv of block \d+ on rank \d+ before"),
+        ("forward", sends(Q), r"uses q of block \d+ on rank \d+, which no earlier"),
+        ("forward", sends(KV), r"uses kv of block \d+ on rank \d+, which no earlier"),
         ("forward", sends(O), r"adds to o of block \d+ on rank \d+, and nothing sends that home to rank \d+"),
-        ("backward", sends(DO), r"uses do of block \d+ on rank \d+ before"),
+        ("backward", sends(DO), r"uses do of block \d+ on rank \d+, which no earlier"),
         ("backward", sends(DQ), r"adds to dq of block \d+ on rank \d+, and nothing sends that home"),
         ("backward", sends(DKV), r"adds to dkv of block \d+ on rank \d+, and nothing sends|sends dkv of block"),
-        ("backward", sends(KV), r"uses kv of block \d+ on rank \d+ before"),
+        ("backward", sends(KV), r"uses kv of block \d+ on rank \d+, which no earlier"),
     ],
 )
 def test_dropping_any_operation(mode: str, layout: str, name: str, which: Callable, words: str) -> None:

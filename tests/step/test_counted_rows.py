@@ -98,7 +98,7 @@ def test_rows_are_not_sent_ahead_of_their_numbers() -> None:
     broken = [*step.templates]
     broken[number] = replace(broken[number], operations=Operations.of_tables([table]))
     told = fault(replace(step, templates=tuple(broken)))
-    assert "uses ct[0,1] of the layer on GPU 1 before an earlier operation brought it there" in told
+    assert "uses ct[0,1] of the layer on GPU 1, which no earlier operation brought there" in told
     assert unrolled_fault(replace(step, templates=tuple(broken)))
 
 

@@ -85,7 +85,7 @@ def test_a_gradient_that_one_pipeline_keeps_for_itself_is_found() -> None:
     step, _ = case(0)
     reduce = next(at for at, one in enumerate(step.templates) if one.name == "reduce")
     kept = replace(step, order=tuple(one for one in step.order if one.template != reduce))
-    assert "has to be there, with 9 contributions and is there, with 3 contributions" in fault(kept)
+    assert "has to be there with 9 contributions and is there with 3 contributions" in fault(kept)
     assert unrolled_fault(kept)
 
 

@@ -62,7 +62,7 @@ template outer{at} of layout {at}
 def test_rounds_in_step_are_accepted_with_age_0_alone() -> None:
     prove_step(read_step(rounds("rororo", (0, 1, 2), (0, 0, 0))))
     with pytest.raises(
-        StepError, match=r"needs p of layer 0: p on GPU 0 has to be there, after update -1 and is there, after update 0"
+        StepError, match=r"needs p of layer 0: p on GPU 0 has to be there after update -1 and is there after update 0"
     ):
         prove_step(read_step(rounds("rororo", (-1, 0, 1), (-1, -1, -1))))
 
@@ -81,7 +81,7 @@ def test_a_delayed_update_without_its_age_is_rejected() -> None:
     text = rounds("rroroo", (0, 1, 2), (0, 0, 0))
     with pytest.raises(
         StepError,
-        match=r"template round1, layer 0\) needs p of layer 0: .* after update 1 and is there, after update 0",
+        match=r"template round1, layer 0\) needs p of layer 0: .* after update 1 and is there after update 0",
     ):
         prove_step(read_step(text))
 
@@ -176,7 +176,7 @@ def test_activations_wait_in_host_memory() -> None:
         (
             "  host: send u[0] 1 -> 0\n",
             "",
-            "uses u[0] of the layer on GPU 0 before an earlier operation brought it there",
+            "uses u[0] of the layer on GPU 0, which no earlier operation brought there",
         ),
         ("  host: send u[0] 0 -> 1\n", "", "leaves u[0] of the layer on host memory 0, which is not there at the end"),
         ("leaves u[0] at 1", "leaves u[0] at 0", "GPU 0 has to be absent and is there"),
@@ -239,7 +239,7 @@ def test_experts_without_tokens_and_tokens_of_one_expert() -> None:
     text = EXPERTS.replace("compute u[*,0-1] at 0", "compute u[0,0-1] at 0").replace("b[*,0-1]", "b[0,0-1]")
     text = text.replace("  experts: move b[1] 0 -> 1\n", "")
     prove_step(read_step(text))
-    with pytest.raises(StepError, match=r"uses m\[1\] on GPU 0 before an earlier operation brought it there"):
+    with pytest.raises(StepError, match=r"uses m\[1\] on GPU 0, which no earlier operation brought there"):
         prove_step(read_step(EXPERTS))
     with pytest.raises(StepError, match=r"reads b\[0\] on GPU 0 with 1 of 2 contributions"):
         prove_step(read_step(text.replace("  experts: move b[0] 1 -> 0\n", "")))
@@ -267,7 +267,7 @@ def test_experts_without_tokens_and_tokens_of_one_expert() -> None:
             "(move d 2 -> 0) has d on GPU 2 in queue compute; what is transferred between GPUs takes attention, tens",
         ),
         ("gradients: move d 2 -> 0", "host: move d 2 -> 0", "d on GPU 2 between GPUs in queue host; it takes attent"),
-        ("compute x[1] at 1", "compute x[1] at 2", "operation 5 (compute d[1] at 1) uses x[1] on GPU 1 before"),
+        ("compute x[1] at 1", "compute x[1] at 2", "operation 5 (compute d[1] at 1) uses x[1] on GPU 1, which no"),
         (
             "compute d[3] at 3",
             "compute d[0] at 0",
@@ -281,7 +281,7 @@ def test_experts_without_tokens_and_tokens_of_one_expert() -> None:
             "which was read already",
         ),
         ("move d 2 -> 0", "move d 1 -> 0", "moves d on GPU 1, to which nothing was added"),
-        ("compute y at 0", "compute y at 1", "uses d on GPU 1 before an earlier operation brought it there"),
+        ("compute y at 0", "compute y at 1", "uses d on GPU 1, which no earlier operation brought there"),
     ],
 )
 def test_a_sum_is_taken_whole_and_read_complete(old: str, new: str, told: str) -> None:

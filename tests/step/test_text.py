@@ -104,6 +104,22 @@ def test_a_fault_has_line_and_column(line: int, changed: str, told: str) -> None
             "column 28: a value has -8 bytes; it takes at least 1",
         ),
         ("  formula x[t] = w[t]", "  formula x[t] = w[t", "column 21: the formula has its end where it takes , or ]"),
+        ("  formula x[t] = w[t]", "  formula x[t] = ww[t]", "column 18: there is no tensor ww in this layout"),
+        (
+            "  tensor x[t]: copy, border, 12 bytes, home 0 1",
+            "  tensor x[t]: copy, border, 12 bytes, home 0 9",
+            "column 47: it has 9 where it takes 4 numbers from 0 to 3",
+        ),
+        (
+            "  tensor x[t]: copy, border, 12 bytes, home 0 1",
+            "  tensor x[t]: copy, border, 12 bytes, home 0",
+            "column 45: it has 3 numbers where it takes 4 numbers from 0 to 3",
+        ),
+        (
+            "template embedding of layout 0",
+            "template embedding of layout 7",
+            "column 30: there is no layout 7; it takes 0",
+        ),
         ("  makes w x", "  makes w xx", "column 11: there is no formula xx"),
         ("compute: compute z[", "compute: compute zz[", "column 20: there is no formula zz"),
         ("compute: compute z[", "compote: compute z[", "column 3: no line begins with 'compote'"),
@@ -155,11 +171,11 @@ def test_any_broken_character_is_a_sentence(seed: int) -> None:
     ("line", "changed", "told"),
     [
         ("  slot s of t", "", "there is no index or slot s"),
-        ("ends wq", "{0}\n{0}", r"at the end of the step needs wq of layer 0: .* names wq\[.*\] .*twice"),
+        ("ends wq", "{0}\n{0}", r"^the end of the step needs wq of layer 0: .* names wq\[.*\] .*twice"),
         ("begins wq", "{0}\n{0}", r"^instance .* needs wq of layer 0: .* names wq\[.*\] .*twice"),
         ("ends wq", "{0}, version 2147483648", "it has 2,147,483,648 where it takes a number of at most 2,147,483,647"),
         ("template", "layout\n{0}", "column 1: the text ends, and layout 1 has no tensor"),
-        ("play", "{0}\nplay forward for layer 7", r"\(template forward\) is for layer 7 to 7 of 2"),
+        ("play", "{0}\nplay forward for layer 7", r"\(template forward\) is for layer 7; the step has 2"),
     ],
 )
 def test_a_fault_that_is_no_fault_of_a_word(line: str, changed: str, told: str) -> None:

@@ -26,6 +26,7 @@ from zbench.describe.checks import check_boolean, is_whole
 from zbench.describe.cluster import Cluster
 from zbench.describe.model import Model
 from zbench.describe.strategies.step_strategy import USUAL_STRATEGY
+from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.interfaces.protocols import System
 from zbench.interfaces.published import VARIANT
 from zbench.interfaces.result import StepResult
@@ -82,6 +83,11 @@ def plan(
         zbench.proof.verify.PlanError: a system of one's own made a wrong plan.
     """
     numbers = checked_lengths(lengths)
+    for group in (name for name in STRATEGY_GROUPS if name in keys):
+        raise ValueError(
+            f"{group} is how a model is trained and no key of a system; it is given as strategy={{'{group}': "
+            f"{keys[group]!r}}}"
+        )
     with told():
         made, own = trained_named(model, mask=mask, strategy=strategy_choices(strategy or {}))
         machine = machine_in(world, cluster_named(cluster), made)

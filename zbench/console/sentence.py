@@ -187,30 +187,34 @@ def _unknown_key(error: CompactHydraException, cause: OmegaConfBaseException) ->
     named = re.match(r"Could not override '(.+?)'", str(error))
     if not named:
         return None
-    parent, node = named[1].rpartition(".")[0], cause.parent_node
+    node, above = cause.parent_node, cause.full_key or ""
     target = node.get("_target_") if OmegaConf.is_dict(node) else None
     given = re.search(r"use \+\S+?=(.*)", str(error))
     if told := old_key(named[1], target, given[1] if given else None):
         return told
-    if named[1] == f"system.{VARIANT}":
-        return f"{named[1]} is not a key of system; {VARIANT} is one of the run: {VARIANT}={PUBLISHED}"
-    if parent == "job" and named[1].removeprefix("job.") in _ROLLOUT_KEYS:
-        return f"{named[1]} is a key of jobs with rollouts, and job is training; it takes job=rlhf beside it"
-    if named[1].rpartition(".")[2] in _optional(parent):
+    # Of a key in something that is not there either, that is told of: sharding.degrees of sharding.degrees.weights.
+    key = above if named[1].startswith(f"{above}.") else named[1]
+    parent, _, own = key.rpartition(".")
+    if key == f"system.{VARIANT}":
+        return f"{key} is not a key of system; {VARIANT} is one of the run: {VARIANT}={PUBLISHED}"
+    if parent == "job" and key.removeprefix("job.") in _ROLLOUT_KEYS:
+        return f"{key} is a key of jobs with rollouts, and job is training; it takes job=rlhf beside it"
+    owner, _, last = named[1].rpartition(".")
+    if last in _optional(owner):
         typed = re.search(r"use (\+\S.*)", str(error))
         return f"{named[1]} is not set by its yaml; {typed[1] if typed else f'+{named[1]}=...'} adds it"
-    if having := _choices_with(parent, named[1].rpartition(".")[2]):
-        return f"{named[1]} is not a key of {parent}; {having}"
+    if having := _choices_with(parent, own):
+        return f"{key} is not a key of {parent}; {having}"
     names = [str(name) for name in node] if node is not None else []
     names += sorted(MODEL_KEYS - set(names)) if parent == "model" else []
     unset = sorted(key for key in _optional(parent) - set(names) if not old_key(f"{parent}.{key}", target, None))
-    close = difflib.get_close_matches(named[1].rpartition(".")[2], [*names, *unset], n=1)
+    close = difflib.get_close_matches(own, [*names, *unset], n=1)
     if close and close[0] not in names:
-        return f"{named[1]} is not a key of {parent}; did you mean +{parent}.{close[0]}?"
-    adding = f"its yaml has none, and +{named[1]}=... adds it"
+        return f"{key} is not a key of {parent}; did you mean +{parent}.{close[0]}?"
+    adding = f"its yaml has none, and +{key}=... adds it"
     if unset:
         adding = f"+{parent}.KEY=... adds one of {', '.join(unset)}"
-    return no_key(named[1], f"a key of {parent}" if parent else "a key", names, adding, target)
+    return no_key(key, f"a key of {parent}" if parent else "a key", names, adding, target)
 
 
 def _choices_with(group: str, key: str) -> str:

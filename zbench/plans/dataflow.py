@@ -65,7 +65,7 @@ def _followed(plan: Plan, ops: Ops, backward: bool, room: int) -> tuple[Column, 
 def _fault(plan: Plan, code: int, tensor: int, block: int, rank: int, op: int) -> Violation:
     home, what = int(plan.blocks.home[block]), f"{TENSOR_NAMES[tensor]} of block {block}"
     reason = {
-        _MISSING: f"uses {what} on rank {rank} before an earlier operation brought it there",
+        _MISSING: f"uses {what} on rank {rank}, which no earlier operation brought there",
         _TWICE: f"brings {what} to rank {rank}, which has it already",
         _NOTHING: f"sends {what} from rank {rank}, where nothing was added to it for all of these heads",
         _SPLIT: f"sends {what} from rank {rank} for heads that cut through an earlier contribution",

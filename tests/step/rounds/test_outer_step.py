@@ -120,7 +120,7 @@ def broken(step: Step, name: str, kind: int, change: str) -> Step:
         ("contribute", COMPUTE, "lacks", "is computed by no operation"),
         ("contribute", COMPUTE, "twice", "a second time"),
         ("reduce", REDUCE, "lacks", "leaves d"),
-        ("take", GATHER, "lacks", "before an earlier operation brought it there"),
+        ("take", GATHER, "lacks", "which no earlier operation brought there"),
         ("update", COMPUTE, "lacks", "version 1; at the end it is version 0"),
         ("update", COMPUTE, "twice", "it names update 0"),
     ],
@@ -191,10 +191,10 @@ def test_ages_are_proven(workers: int) -> None:
 
 def test_another_age_is_refused() -> None:
     fresh = rounds_text(LATE, 2).replace(", version -1", "")
-    with pytest.raises(StepError, match=r"round1, layer 0\) needs p .* update 1 and is there, after update 0"):
+    with pytest.raises(StepError, match=r"round1, layer 0\) needs p .* update 1 and is there after update 0"):
         prove_step(read_step(fresh))
     beside = rounds_text(STREAMING, 2).replace(", version -1", "")
-    with pytest.raises(StepError, match=r"beside1, layer 0\) needs p .* update 1 and is there, after update 0"):
+    with pytest.raises(StepError, match=r"beside1, layer 0\) needs p .* update 1 and is there after update 0"):
         prove_step(read_step(beside))
     stale = rounds_text(IN_TIME, 2).replace(
         "needs p at 0-1\n  leaves p at 0-1\n  leaves d", "needs p at 0-1, version -1\n  leaves p at 0-1\n  leaves d"

@@ -9,6 +9,7 @@ import numpy as np
 
 from zbench.describe.arrays import Ints
 from zbench.describe.compiled import ENTERED
+from zbench.describe.units import with_noun
 from zbench.step.layout import StepLayout
 from zbench.step.proof.sentences import item_name
 from zbench.step.proof.template_rows import ItemRows
@@ -127,14 +128,14 @@ def _told(layout: StepLayout, tensor: int, item: list[int] | None) -> str:
     if item is None:
         return "absent"
     count, version, hops = item
-    words = ["there"]
+    words = []
     if count:
-        words.append("complete" if count == COMPLETE else f"with {count} contributions")
+        words.append("complete" if count == COMPLETE else f"with {with_noun(count, 'contribution')}")
     if layout.tensors[tensor].nature == "state":
         words.append(f"after update {version}")
     if hops:
-        words.append(f"after {hops} lossy hops")
-    return ", ".join(words)
+        words.append(f"after {with_noun(hops, 'lossy hop')}")
+    return f"there {', '.join(words)}".rstrip()
 
 
 @nb.njit(**ENTERED)

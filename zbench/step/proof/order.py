@@ -36,11 +36,12 @@ def order_fault(step: Step, tables: WalkTables, looked: Sequence[tuple[Looked, i
     templates, what was found of those of their layout, and which of these each is."""
     for number, one in enumerate(step.order):
         if not 0 <= one.template < len(step.templates):
-            return f"instance {number} is of template {one.template}; there are {len(step.templates)}"
+            return f"instance {number} is of template {one.template}; it takes 0 to {len(step.templates) - 1}"
         last = one.layer + one.stride * (one.repeats - 1)
         if min(one.layer, last) < 0 or max(one.layer, last) > step.num_layers:
             name = step.templates[one.template].name
-            return f"instance {number} (template {name}) is for layer {one.layer} to {last} of {step.num_layers}"
+            played = f"layer {last}" if last == one.layer else f"layers {one.layer} to {last}"
+            return f"instance {number} (template {name}) is for {played}; the step has {step.num_layers}, from 0 on"
     order = np.array(
         [(one.template, one.layer, one.repeats, one.stride, one.version, one.place) for one in step.order], np.int64
     ).reshape(-1, 6)
@@ -88,7 +89,7 @@ def _end_fault(step: Step, known: tuple[Groups, Slots], there: Ints, wanted: Int
     where = (tensor, layer, number)
     if want is None:
         return f"the step ends with {named(step, where)} left"
-    return f"at the end of the step {difference_word(step, groups, where, have, want)}"
+    return f"the end of the step {difference_word(step, groups, where, have, want)}"
 
 
 def _resting(step: Step, tables: WalkTables, known: tuple[Groups, Slots], about: Ints) -> tuple[Ints, Ints]:

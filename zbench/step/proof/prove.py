@@ -81,7 +81,10 @@ def _fitting(step: Step) -> tuple[int, str]:
     once; and what is wrong with the next one, "" if there is none."""
     for number, template in enumerate(step.templates):
         if not 0 <= template.layout < len(step.layouts):
-            return number, f"template {template.name} is of layout {template.layout}; there are {len(step.layouts)}"
+            return (
+                number,
+                f"template {template.name} is of layout {template.layout}; it takes 0 to {len(step.layouts) - 1}",
+            )
         formulas, known = set(template.formulas), range(len(step.layouts[template.layout].formulas))
         if len(formulas) < len(template.formulas) or not formulas <= set(known):
             return number, f"template {template.name} makes a formula twice, or one that its layout has not"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.describe.arrays import Ints
+from zbench.describe.units import with_noun
 from zbench.step.form import READ
 from zbench.step.layout import StepLayout
 from zbench.step.lists import span_text
@@ -119,24 +120,23 @@ class Sentence:
     def left(self, op: int, item: tuple[int, int, int, int], count: int) -> str:
         """Returns the sentence about a sum that is left behind. op: what added to it last, -1 if nothing did."""
         what = self.item(*item)
-        return self.at(op, f"adds to {what}, which has {count} contributions that nothing takes or reads")
+        told = f"adds to {what}, which has {with_noun(count, 'contribution')} that nothing takes or reads"
+        return self.at(op, told + self.played)
 
     def walked(self, fault: Ints) -> str:
         """Returns the sentence about a walk's fault."""
         code, op, tensor, layer, place, cell, have, want, _ = fault.tolist()
         what = self.item(tensor, layer, place, cell)
         name = self.layout.tensors[tensor].name
-        return self.at(
-            op,
-            {
-                rules.MISSING: f"uses {what} before an earlier operation brought it there",
-                rules.TWICE: f"brings {what}, which is there already",
-                rules.INCOMPLETE: f"reads {what} with {have} of {want} contributions",
-                rules.NOTHING: f"moves {what}, to which nothing was added",
-                rules.AFTER_READ: f"adds to or takes {what}, which was read already",
-                rules.VERSION: f"sees {what} after update {have}; it names update {want}",
-                rules.NO_SUM: f"moves {name}, which is no sum: copies and state are sent",
-                rules.NO_LAYER: f"computes with {what}, and there is no such layer",
-                rules.NO_HOME: f"gathers or reduces {what.rpartition(' on ')[0]}, which has no home",
-            }[code],
-        )
+        told = {
+            rules.MISSING: f"uses {what}, which no earlier operation brought there",
+            rules.TWICE: f"brings {what}, which is there already",
+            rules.INCOMPLETE: f"reads {what} with {have} of {want} contributions",
+            rules.NOTHING: f"moves {what}, to which nothing was added",
+            rules.AFTER_READ: f"adds to or takes {what}, which was read already",
+            rules.VERSION: f"sees {what} after update {have}; it names update {want}",
+            rules.NO_SUM: f"moves {name}, which is no sum: copies and state are sent",
+            rules.NO_LAYER: f"computes with {what}, and there is no such layer",
+            rules.NO_HOME: f"gathers or reduces {what.rpartition(' on ')[0]}, which has no home",
+        }[code]
+        return self.at(op, told + self.played)

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from zbench.describe.units import with_noun
 from zbench.step.formula import Formula, FormulaError, parse_formula
 from zbench.step.index import Index, PartMap, Relation
 from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
-from zbench.step.reading.scanner import MOST_AMOUNT, Scanner
+from zbench.step.reading.scanner import MOST_AMOUNT, Scanner, TextFault
 from zbench.step.tensor import LAYERS, MERGES, NATURES, Tensor
 
 _MOST_VALUES = 10**12  # of a cell
@@ -27,11 +28,16 @@ class PartialLayout:
     relations: list[Relation] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     formulas: list[Formula] = field(default_factory=list)
+    named: dict[str, TextFault] = field(default_factory=dict)  # tensors of formulas, with the fault if there is none
     made: tuple[StepLayout, ListTable] | None = None
 
     def finished(self) -> tuple[StepLayout, ListTable]:
         """Returns the layout and its lists, once its lines are read."""
         if self.made is None:
+            known = {one.name for one in self.tensors}
+            for name, fault in self.named.items():
+                if name not in known:
+                    raise fault
             sizes = {one.name: len(one) for one in self.indices} | {PLACE: self.places, LANE: MOST_LANES}
             lists = ListTable(sizes)
             self.made = (
@@ -80,15 +86,20 @@ def _map(part: PartialLayout, scanner: Scanner) -> None:
     fine = part.index(scanner)
     scanner.take(")")
     scanner.take(":")
-    numbers = _below(scanner, scanner.numbers(), len(fine), len(coarse))
+    numbers = _below(scanner, len(fine), len(coarse))
     part.maps.append(PartMap(coarse.name, fine.name, numbers))
 
 
-def _below(scanner: Scanner, numbers: list[int], count: int, most: int) -> np.ndarray:
-    """Returns numbers if they are as many as they have to be, each from 0 on below `most`."""
-    if len(numbers) != count or not 0 <= min(numbers) <= max(numbers) < most:
-        raise scanner.fault(f"it takes {count} numbers from 0 to {most - 1}", scanner.at)
-    return np.array(numbers, np.int64)
+def _below(scanner: Scanner, count: int, most: int) -> np.ndarray:
+    """Takes numbers, and returns them if they are as many as they have to be, each from 0 on below `most`."""
+    numbers = scanner.placed_numbers()
+    right = f"{with_noun(count, 'number')} from 0 to {most - 1}"
+    for number, at in numbers:
+        if not 0 <= number < most:
+            raise scanner.fault(f"it has {number} where it takes {right}", at)
+    if len(numbers) != count:
+        raise scanner.fault(f"it has {with_noun(len(numbers), 'number')} where it takes {right}", numbers[0][1])
+    return np.array([number for number, _ in numbers], np.int64)
 
 
 def _relation(part: PartialLayout, scanner: Scanner) -> None:
@@ -100,9 +111,9 @@ def _relation(part: PartialLayout, scanner: Scanner) -> None:
     scanner.take(")")
     scanner.take(",")
     scanner.take("groups")
-    one = _below(scanner, scanner.numbers(), len(first), len(first))
+    one = _below(scanner, len(first), len(first))
     scanner.take("and")
-    two = _below(scanner, scanner.numbers(), len(second), len(second))
+    two = _below(scanner, len(second), len(second))
     scanner.take(":")
     rows = [scanner.spans(int(two.max()) + 1)]
     while scanner.has("|"):
@@ -135,17 +146,14 @@ def _tensor(part: PartialLayout, scanner: Scanner) -> None:
     scanner.take(",")
     scanner.take("home")
     cells = int(np.prod([len(one) for one in axes]))
-    if scanner.has("none"):
-        home = np.full(cells, -1, np.int64)
-    else:
-        home = _below(scanner, scanner.numbers(), cells, part.places)
+    home = np.full(cells, -1, np.int64) if scanner.has("none") else _below(scanner, cells, part.places)
     hops, amounts, counted_by = 0, None, ""
     while scanner.has(","):
         given = scanner.take("hops", "amounts", "counted")
         if given == "hops":
             hops = scanner.integer()
         elif given == "amounts":
-            amounts = _below(scanner, scanner.numbers(), cells, _MOST_VALUES)
+            amounts = _below(scanner, cells, _MOST_VALUES)
         else:
             scanner.take("by")
             counted_by = scanner.word("the name of a tensor")
@@ -164,6 +172,11 @@ def _formula(part: PartialLayout, scanner: Scanner) -> None:
         if slot not in known:
             place = re.search(rf"[\[,(]\s*(?={slot}\s*[\],)])", words)
             raise scanner.fault(f"there is no index or slot {slot}", at + (place.end() if place else 0))
+    for name in dict.fromkeys(one.tensor for one in (*found.results, *found.operands)):
+        place = re.search(rf"(?<![\w~]){re.escape(name)}(?![\w~(])", words)
+        part.named.setdefault(
+            name, scanner.fault(f"there is no tensor {name} in this layout", at + (place.start() if place else 0))
+        )
     part.formulas.append(found)
 
 

@@ -162,7 +162,8 @@ class _Reader:
         scanner.take("of layout")
         number = scanner.integer("the number of a layout")
         if not 0 <= number < len(self.layouts):
-            raise scanner.fault(f"there is no layout {number}; there are {len(self.layouts)}", scanner.at - 1)
+            right = f"it takes 0 to {len(self.layouts) - 1}" if self.layouts else "a layout stands before templates"
+            raise scanner.fault(f"there is no layout {number}; {right}", scanner.at - len(str(number)))
         self.layouts[number].finished()
         self.templates.append(_Body(name, number))
 

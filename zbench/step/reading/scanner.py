@@ -84,12 +84,8 @@ class Scanner:
         """Takes a name."""
         return self.match(r"[A-Za-z_][\w.]*~?", what)
 
-    def numbers(self) -> list[int]:
-        """Takes numbers as long as there are some, at least one."""
-        return [number for number, _ in self.placed_numbers()]
-
     def placed_numbers(self) -> list[tuple[int, int]]:
-        """Takes numbers as `numbers` does; returns each with the place where it begins."""
+        """Takes numbers as long as there are some, at least one; returns each with the place where it begins."""
         self._blanks()
         at = self.at
         found = [(self.integer(most=MOST_AMOUNT), at)]
