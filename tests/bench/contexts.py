@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from hydra import compose, initialize_config_dir
 
 from zbench import CONF
+from zbench.describe.units import with_noun
 from zbench.run.parts import Parts
 from zbench.run.settings import Settings
 from zbench.run.system import make_system
@@ -59,7 +60,8 @@ def main(words: list[str]) -> None:
     names = [one for one in words if not one.startswith("system=")]
     model, cluster = [*names[:2], *("llama3_8b", "h100_4x8")[len(names) :]]
     counts = [int(one) for one in names[2:]] or list(GPUS)
-    print(f"{model} on {cluster}, {system}:\n\n| recompute | memory | {' | '.join(f'{one} GPUs' for one in counts)} |")
+    gpus = " | ".join(with_noun(one, "GPU") for one in counts)
+    print(f"{model} on {cluster}, {system}:\n\n| recompute | memory | {gpus} |")
     print("|---" * (2 + len(counts)) + "|")
     for row in rows(f"model={model} cluster={cluster} {system}", counts):
         print(row, flush=True)

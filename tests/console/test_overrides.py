@@ -72,11 +72,13 @@ def test_several_values_without_m() -> None:
         ("+model=[tiny]", r"^model is \[tiny\], a list"),
         ("experiment=[ci,costs]", r"^experiment is \[ci,costs\], a list; it takes one name, as in experiment=ci$"),
         ("system={a:1}", r"^system is {a:1}; it takes the name of one of its choices \(see --help\)$"),
+        ("experts=null", r"^experts is null; it takes the name of one of its choices \(see --help\)$"),
+        ("+model=Null", r"^model is Null; it takes"),
     ],
 )
-def test_a_list_or_keys_are_no_choice_of_a_group(override: str, told: str) -> None:
+def test_a_list_or_keys_or_null_are_no_choice_of_a_group(override: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        check_choices(["steps=3", override], ["system", "model", "cluster", "experiment"])
+        check_choices(["steps=3", override], ["system", "model", "cluster", "experiment", "experts"])
 
 
 def test_lists_of_keys_are_left_alone() -> None:

@@ -26,6 +26,7 @@ PLAIN = "a800_4x8: 4 nodes x 8 A800-80G, 4 NICs of 200 Gbit/s a node"
         ({}, ""),
         ({"tensor_parallel": 1, "pipeline_parallel": 1}, ""),
         ({"tensor_parallel": 4, "num_tensor_parallel_groups": 8}, "; 8 tensor-parallel groups of 4 GPUs each"),
+        ({"tensor_parallel": 2, "num_tensor_parallel_groups": 1}, "; 1 tensor-parallel group of 2 GPUs"),
         ({"pipeline_parallel": 2}, "; 2 pipeline stages"),
         ({"links": "3 NVLink channels", "world": "latencies x 3"}, "; 3 NVLink channels; world: latencies x 3"),
         (

@@ -76,11 +76,12 @@ def of_swept_groups(arguments: Sequence[str]) -> list[str]:
 
 
 def check_choices(overrides: Iterable[str], groups: Iterable[str]) -> None:
-    """Refuses a list or keys for a group: hydra would put members one over another, which is no run of any of them.
+    """Refuses a list, keys or null for a group: hydra would put a list's members one over another, which is no run of
+    any of them, and would not tell which group is null.
 
     Raises:
-        ValueError: one of `overrides` (as written on the command line) gives a list or keys to one of `groups`, or to a
-            group inside one of them, as cluster/device is.
+        ValueError: one of `overrides` (as written on the command line) gives a list, keys or null to one of
+            `groups`, or to a group inside one of them, as cluster/device is.
     """
     groups = set(groups)
     for override in overrides:
@@ -88,7 +89,7 @@ def check_choices(overrides: Iterable[str], groups: Iterable[str]) -> None:
         name, value = key.lstrip("+").partition("@")[0], value.strip()
         if "/" not in name and name not in groups:
             continue
-        if value.startswith("{"):
+        if value.startswith("{") or value.lower() == "null":
             raise ValueError(f"{name} is {value}; it takes the name of one of its choices (see --help)")
         if value.startswith("["):
             members = [part.strip() for part in value.strip("[]").split(",")]

@@ -173,7 +173,8 @@ class Model(StagedLayers, ModelParameters, ExpertLayers):
             ("head", HEADS),
         ):
             if getattr(self, field) not in choices and not isinstance(getattr(self, field), ShardDegrees):
-                raise ValueError(f"model.{field} is {getattr(self, field)!r}; it takes {' or '.join(choices)}")
+                takes = f"{', '.join(choices[:-1])} or {choices[-1]}"
+                raise ValueError(f"model.{field} is {getattr(self, field)!r}; it takes {takes}")
         if self.recompute_layers != ALL_LAYERS:
             self._check_recompute_layers()
         check_stage_layers(self.stage_layers)

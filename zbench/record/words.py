@@ -94,10 +94,9 @@ def cluster_words(facts: Mapping[str, Any]) -> str:
     if "world" in facts:
         words += f"; world: {facts['world']}"
     if facts.get("tensor_parallel", 1) > 1:
-        words += (
-            f"; {with_noun(facts['num_tensor_parallel_groups'], 'tensor-parallel group')} of "
-            f"{facts['tensor_parallel']} GPUs each"
-        )
+        groups = facts["num_tensor_parallel_groups"]
+        words += f"; {with_noun(groups, 'tensor-parallel group')} of {facts['tensor_parallel']} GPUs"
+        words += " each" if groups > 1 else ""
     if facts.get("pipeline_parallel", 1) > 1:
         words += f"; {with_noun(facts['pipeline_parallel'], 'pipeline stage')}"
     if facts.get("expert_gpus", 1) > 1:
