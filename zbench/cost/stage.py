@@ -39,14 +39,16 @@ def refusal(tp: int, pp: int, cost: Cost) -> str:
         return f"pp has to divide model.num_layers={model.num_layers}"
     if cluster.gpus_per_node % tp and tp % cluster.gpus_per_node:
         return f"tp has to divide cluster.gpus_per_node={cluster.gpus_per_node} or be a multiple of it"
-    return _no_slices(tp, model) if cost.even_slices else ""
+    return _no_slices(tp, pp, model) if cost.even_slices else ""
 
 
-def _no_slices(tp: int, model: Model) -> str:
+def _no_slices(tp: int, pp: int, model: Model) -> str:
     """Returns why whole steps have no pipeline of this shape (zbench.step.passes.side_by_side), "" if they have."""
     for name in CUT_BY_SLICES:
         if getattr(model, name) % tp:
             return f"tp has to divide model.{name}={getattr(model, name)}, of which whole steps cut even slices"
+    if model.tied_embeddings and pp > 1 and (model.layers_updated_on_hosts or model.parameters_on_hosts):
+        return "model.tied_embeddings is true, and no host updates a table on two stages of one of several pipelines"
     return ""
 
 

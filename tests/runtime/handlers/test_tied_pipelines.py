@@ -1,5 +1,5 @@
-"""Tied embeddings in pipelines side by side, of which some have several stages, on four processes: exact, with the bytes
-that the step says."""
+"""Tied embeddings in pipelines side by side, of which some have several stages, on four processes: exact, with the
+bytes that the step says."""
 
 from dataclasses import replace
 
