@@ -100,13 +100,13 @@ def test_a_tied_table_whose_gradient_is_of_its_own_stage_alone_is_found() -> Non
     step, _ = case(8)
     summed = next(at for at, one in enumerate(step.templates) if one.name == "sum_tables")
     kept = replace(step, order=tuple(one for one in step.order if one.template != summed))
-    assert "(template optimizer_tables, layer 0) needs dwe" in fault(kept)
+    assert "formula dwe is computed 0 times for the step, not once" in fault(kept)
     assert unrolled_fault(kept)
 
 
 def test_a_pipeline_of_one_stage_has_one_table() -> None:
-    """GPU 0 is such a pipeline, 1 to 4 are two stages of two, 5 to 8 four of one; shards are with these alone, a
-    seventh of a half of the table on each first and last stage, by their pipelines' GPUs."""
+    """GPU 0 is such a pipeline, 1 to 4 are two stages of two GPUs, 5 to 8 four of one: shards of either table are on
+    the first or the last stages of these alone."""
     (step, _), held = case(8), dict[str, set[int]]()
     layout = step.layouts[0]
     for row, _, _ in step.resting(step.begins):
