@@ -127,11 +127,19 @@ class _Tokens:
             raise ValueError("blocks do not have every token of its sequences once")
         none, lists = np.zeros(0, np.int64), Lists.of([])
         ops = Ops(**dict.fromkeys(COLUMNS, none))
-        padding = sequences[:, 2].copy() if sequences[:, 2].any() else None
         plan = Plan(
-            sequences[:, 1].copy(), sequences[:, 0].copy(), 1, self.heads, blocks, lists, ops, ops, lists, self.mask,
-            padding=padding, **self.flags,
-        )  # fmt: skip
+            sequences[:, 1].copy(),
+            sequences[:, 0].copy(),
+            1,
+            self.heads,
+            blocks,
+            lists,
+            ops,
+            ops,
+            lists,
+            self.mask,
+            padding=sequences[:, 2].copy() if sequences[:, 2].any() else None,
+        ).with_(**self.flags)
         _check(plan, layout)
         return plan
 

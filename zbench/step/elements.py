@@ -92,8 +92,8 @@ def element_moves(before: ElementHolders, after: ElementHolders, stays: bool = F
     alike: dict[tuple[str, int, int], list[int]] = defaultdict(list)
     held = before.holders
     for (name, layer), needs in after.holders.items():
-        there = held[name, layer] if (name, layer) in held else held[table_before(name), layer]
-        alike[name, id(there), id(needs)].append(layer)
+        of = name if (name, layer) in held else table_before(name)
+        alike[name, id(held[of, layer]), id(needs)].append(layer)
     for (name, *_), layers in alike.items():
         source = name if (name, layers[0]) in held else table_before(name)
         has, needs = held[source, layers[0]], after.holders[name, layers[0]]

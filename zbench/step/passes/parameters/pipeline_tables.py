@@ -124,7 +124,8 @@ class PipelineTables:
         rows, name = self.rows, f"d{FIRST}"
         needs = rows.gradients(FIRST, self.totals[FIRST], True)
         needs += self._placed(LAST, rows.gradients(LAST, self.totals[LAST], True))
-        formulas, ops = (), Rows()
+        formulas: tuple[int, ...] = ()
+        ops = Rows()
         if self.totals[LAST].max() >= 0:
             formulas = (rows.layout.labels.index(name),)
             for (_, last), cells, _ in self._pairs():
