@@ -29,6 +29,7 @@ from zbench.systems.zeppelin.planner import Zeppelin
 from zbench.workloads.fixed import Fixed
 
 MODEL = replace(MINI, hidden=36)  # norms' gains are gathered in three parts, alike in bytes
+TIED = replace(MODEL, tied_embeddings=True)
 WORKLOAD = Fixed(seed=0, tokens=120, length=25)
 Shapes = Sequence[tuple[int, int]]
 ORDINARY: Shapes = ()
@@ -102,9 +103,9 @@ def whole(layout: Any, model: Model, every: Sequence[tuple[str, int, Any, Any, l
 
 
 @cache
-def alone(steps: int) -> tuple[list[StepResult], Rests]:
+def alone(steps: int, model: Model = MODEL) -> tuple[list[StepResult], Rests]:
     """Trains the same batches on one process, which has all parameters in every step."""
-    return trained(cost_of(1, 1, MODEL), [ORDINARY] * steps, warmup=0)
+    return trained(cost_of(1, 1, model), [ORDINARY] * steps, warmup=0)
 
 
 def assert_rests(found: Rests, wanted: Rests) -> None:
@@ -119,7 +120,8 @@ def changed(cost: Cost) -> list[tuple[StepResult, StepResult]]:
     """Trains a step with each of CHANGING, and plays the same on the simulated clock; returns both results of every
     step. They train what one process does, and what moves between two steps is what the clock sends."""
     found, rests = trained(cost, CHANGING, warmup=1, check=CHECKS)
-    wanted, wanted_rests = alone(len(CHANGING))
+    model = TIED if cost.model.tied_embeddings else MODEL
+    wanted, wanted_rests = alone(len(CHANGING), model)
     assert [one.loss for one in found] == pytest.approx([one.loss for one in wanted], rel=1e-12)
     assert_rests(rests, wanted_rests)
     assert max(one.checks["exact"] for one in found) < 1e-12
@@ -164,6 +166,12 @@ def test_parameters_and_their_state_go_where_the_next_steps_pipelines_want_them(
         assert one.phases.get("switch", 0.0) < one.seconds
         if shapes != [(1, 1), (1, 2)]:  # there a GPU computes no attention
             assert_account_closes(one, cost)
+
+
+@pytest.mark.parametrize("sharding", ["none", "zero1"])
+def test_a_tied_table_comes_and_goes_with_the_stages_of_pipelines(sharding: str) -> None:
+    """A pipeline of two stages has two of them, whose numbers come from the one that others have."""
+    changed(cost_of(2, 2, TIED, sharding=sharding))
 
 
 @pytest.mark.parametrize(

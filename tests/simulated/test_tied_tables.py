@@ -9,10 +9,11 @@ import pytest
 
 from tests.cost.test_stage_memory import job, reckoned_and_found
 from tests.helpers.oracles import small
-from tests.helpers.steps import MODEL
+from tests.helpers.steps import MODEL, pipeline_plans
 from tests.step.test_optimizer_on_hosts import HOST
 from zbench.correctness.reference.step_check import step_faults
 from zbench.cost.job import make_cost
+from zbench.cost.memory.peak import peak_bytes
 from zbench.describe.batch import Batch
 from zbench.describe.degrees import WORLD, ShardDegrees
 from zbench.describe.model import AUTO, SHARDING
@@ -72,3 +73,19 @@ def test_both_tables_are_in_host_memory() -> None:
     one, two = (replace(MODEL, offload="optimizer", tied_embeddings=True, pipeline_parallel=pp) for pp in (1, 2))
     assert two.params_updated_on_hosts - one.params_updated_on_hosts == MODEL.table_params
     assert two.params_updated_on_hosts == two.placed_params
+
+
+@pytest.mark.parametrize("sharding", ["none", "zero1"])
+@pytest.mark.parametrize("shapes", [[(2, 2), (2, 1), (1, 1), (1, 1)], [(1, 1), (1, 4), (1, 2), (1, 1)], [(4, 2)]])
+def test_planners_memory_and_bounds_of_pipelines_side_by_side(shapes: list[tuple[int, int]], sharding: str) -> None:
+    """Never less, of a table that is most of a model; the fullest GPU is to a twentieth what live ranges say."""
+    one = small(2, 4, model="gqa", memory=4e12)
+    model = replace(one.model, num_layers=4, vocab=128256, tied_embeddings=True, loss_chunk_tokens=AUTO)
+    cost = make_cost(one.cluster, replace(model, sharding=sharding))
+    lengths = [256] * len(shapes)
+    plans = tuple(pipeline_plans(shapes, [list(zip(lengths, range(len(shapes)), strict=True))], 8, model.num_heads))
+    result = Simulated(cost).step(Batch(np.array(lengths), 0, 0), plans)
+    reckoned, found = peak_bytes(plans, cost), np.array(result.peak_bytes)
+    assert (found <= reckoned).all()
+    assert found.max() >= 0.95 * reckoned.max()
+    assert list(step_faults(result, cost)) == []

@@ -13,6 +13,7 @@ from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.describe.model import Model
 from zbench.plans.plan import Plan
 from zbench.step.passes.build import whole_step
+from zbench.step.passes.memory.optimizer_on_hosts import with_optimizer_on_hosts
 from zbench.step.passes.parameters.pipeline_parameters import PipelineShapes
 from zbench.step.reading.read import read_step
 from zbench.step.template import ACROSS, StageStart, Step
@@ -21,6 +22,7 @@ from zbench.step.text import step_text
 FOUR = replace(MODEL, num_layers=4, num_kv_heads=4)
 EIGHT = replace(MODEL, num_layers=4, num_heads=8, num_kv_heads=8, ffn_hidden=16, vocab=16)
 TIED = replace(FOUR, num_layers=2, tied_embeddings=True)
+STAGED = replace(FOUR, tied_embeddings=True)
 # Model, (tp, pp) of every pipeline, ZeRO, recomputation, (length, pipeline) of the sequences of every micro-batch.
 CASES: tuple[tuple[Model, list[tuple[int, int]], str, str, list[list[tuple[int, int]]]], ...] = (
     (FOUR, [(2, 2), (1, 1), (1, 4)], "1", "full", [[(5, 0), (3, 1)], [(4, 0), (2, 2), (7, 2)], [(6, 0), (1, 2)]]),
@@ -31,6 +33,10 @@ CASES: tuple[tuple[Model, list[tuple[int, int]], str, str, list[list[tuple[int, 
     (FOUR, [(1, 4), (4, 1), (2, 1)], "1", "none", [[(3, 1)], [(4, 1)]]),  # two of them have no tokens
     (FOUR, [(2, 3)], "1", "elementwise", [[(3, 0)], [(4, 0)]]),
     (EIGHT, [(8, 2), (4, 2), (2, 3), (1, 2)], "1", "none", [[(9, 0), (5, 1), (3, 2)], [(4, 3), (2, 0), (6, 2)]]),
+    (STAGED, [(1, 1), (2, 2), (1, 4)], "1", "full", [[(3, 0), (5, 1)], [(4, 2), (2, 1)]]),
+    (STAGED, [(2, 2), (1, 1), (1, 4)], "none", "none", [[(5, 0), (3, 1)], [(4, 0), (2, 2)]]),
+    (STAGED, [(1, 1), (2, 2)], "none", "none", [[(3, 0)]]),  # nobody uses the table of a last stage
+    (STAGED, [(2, 1), (1, 2)], "3", "selective", [[(3, 0)], [(4, 0)]]),
 )  # fmt: skip
 
 
@@ -61,7 +67,7 @@ def elsewhere(step: Step, at: int, rng: np.random.Generator) -> list[Step]:
     return [replace(step, order=order) for order in orders]
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, 4])
+@pytest.mark.parametrize("number", [0, 1, 2, 4, 8, 9])
 def test_mutants(number: int) -> None:
     """Steps with a broken operation or a broken instance are refused."""
     step, _ = case(number)
@@ -87,6 +93,31 @@ def test_a_gradient_that_one_pipeline_keeps_for_itself_is_found() -> None:
     kept = replace(step, order=tuple(one for one in step.order if one.template != reduce))
     assert "has to be there with 9 contributions and is there with 3 contributions" in fault(kept)
     assert unrolled_fault(kept)
+
+
+def test_a_tied_table_whose_gradient_is_of_its_own_stage_alone_is_found() -> None:
+    """The two tables of a pipeline, and those of others, come apart: no sum over first and last stages."""
+    step, _ = case(8)
+    summed = next(at for at, one in enumerate(step.templates) if one.name == "sum_tables")
+    kept = replace(step, order=tuple(one for one in step.order if one.template != summed))
+    assert "formula dwe is computed 0 times for the step, not once" in fault(kept)
+    assert unrolled_fault(kept)
+
+
+def test_a_pipeline_of_one_stage_has_one_table() -> None:
+    """GPU 0 is such a pipeline, 1 to 4 are two stages of two GPUs, 5 to 8 four of one: shards of either table are on
+    the first or the last stages of these alone."""
+    (step, _), held = case(8), dict[str, set[int]]()
+    layout = step.layouts[0]
+    for row, _, _ in step.resting(step.begins):
+        held.setdefault(layout.tensors[row[0]].name, set()).update(layout.lists[row[2]].tolist())
+    assert (held["we"], held["swe"]) == ({1, 2, 5}, {1, 2, 5})
+    assert (held["wh"], held["swh"]) == ({3, 4, 8}, {3, 4, 8})
+
+
+def test_tables_on_hosts_are_refused_in_a_sentence() -> None:
+    with pytest.raises(ValueError, match="side by side, pipelines then have one stage each"):
+        with_optimizer_on_hosts(case(8)[0], 3)
 
 
 def test_every_gpu_has_as_much_optimizer_state() -> None:
@@ -126,7 +157,6 @@ def test_stages_of_pipelines_are_in_places_of_their_own() -> None:
             r"degrees \[2, 3\], for which parameters are cut in 6; that has to divide model.num_h",
         ),
         (replace(FOUR, num_kv_heads=2), [(4, 1)], r"cut in 4; that has to divide model.num_kv_heads, 2"),
-        (replace(FOUR, tied_embeddings=True), [(1, 2)], r"model.tied_embeddings is true"),
         (FOUR, [(1, 5)], r"the number of pipeline stages is 5; it takes 1 to model.num_layers, 4"),
     ],
 )

@@ -47,8 +47,8 @@ def _no_slices(tp: int, pp: int, model: Model) -> str:
     for name in CUT_BY_SLICES:
         if getattr(model, name) % tp:
             return f"tp has to divide model.{name}={getattr(model, name)}, of which whole steps cut even slices"
-    if model.tied_embeddings and pp > 1:
-        return "model.tied_embeddings is true, and of whole steps with a table on two stages there are none"
+    if model.tied_embeddings and pp > 1 and (model.layers_updated_on_hosts or model.parameters_on_hosts):
+        return "model.tied_embeddings is true, and no host updates a table on two stages of one of several pipelines"
     return ""
 
 

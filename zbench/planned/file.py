@@ -44,6 +44,10 @@ def read_plan_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     try:
         found = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
+        if text.lstrip().startswith("step of "):
+            raise ValueError(
+                f"the plan file is {name!r}, which is a whole step's text; zbench step reads, proves and plays one"
+            ) from error
         ended = isinstance(error, json.JSONDecodeError) and error.pos >= len(text.rstrip())
         cut = "it ends in the middle, as a file does that was not copied whole" if ended else f"{error}"
         raise ValueError(f"the plan file is {name!r}, which is no whole JSON: {cut}; zbench plan makes one") from error

@@ -80,14 +80,23 @@ def elements_held(step: Step, items: Items) -> ElementHolders:
     return ElementHolders(step.num_gpus, units, holders)
 
 
+def table_before(name: str) -> str:
+    """Returns the name of what has the numbers of a table, or of its state, that was not there before: with tied
+    embeddings the last stage of a pipeline has one, which is the embedding's."""
+    return name.replace("wh", "we")
+
+
 def element_moves(before: ElementHolders, after: ElementHolders, stays: bool = False) -> Iterator[ElementMoves]:
     """Yields what has to move for what is held after, tensor by tensor; of several layers with the same holders,
     once. stays: and what is in host memory and has not to."""
     alike: dict[tuple[str, int, int], list[int]] = defaultdict(list)
+    held = before.holders
     for (name, layer), needs in after.holders.items():
-        alike[name, id(before.holders[name, layer]), id(needs)].append(layer)
+        of = name if (name, layer) in held else table_before(name)
+        alike[name, id(held[of, layer]), id(needs)].append(layer)
     for (name, *_), layers in alike.items():
-        has, needs = (one.holders[name, layers[0]] for one in (before, after))
+        source = name if (name, layers[0]) in held else table_before(name)
+        has, needs = held[source, layers[0]], after.holders[name, layers[0]]
         edges = np.unique(np.concatenate([*has.values(), *needs.values()]))
         gpus = after.num_gpus
         there, wanted = (_flags(one, 2 * gpus, edges) for one in (has, needs))

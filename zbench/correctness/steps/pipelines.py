@@ -72,10 +72,11 @@ class PipelineCombination:
         )
 
     def can_be(self, ranks: int) -> bool:
-        """Returns whether it can be on so many GPUs: no more than these, tied embeddings in pipelines of one stage, and
-        on hosts what one GPU updates."""
+        """Returns whether it can be on so many GPUs: no more than these, and on hosts what one GPU updates, which is no
+        table on two stages."""
+        has_two_tables = self.head == "tied" and any(pp > 1 for _, pp in self.shapes)
         is_cut = self.zero in CUT_FOR_HOSTS[self.hosts]
-        return self.num_gpus <= ranks and is_cut and (self.head == "own" or all(pp == 1 for _, pp in self.shapes))
+        return self.num_gpus <= ranks and is_cut and not (has_two_tables and self.hosts != "nothing")
 
     def case(self, seed: int) -> StepCase:
         """Returns the step to execute, with words drawn by a seed."""

@@ -74,8 +74,9 @@ def unrolled_fault(step: Step) -> str:
 def _leaves_pipelines(step: Step, rows: Ints, moved: Ints) -> bool:
     """Returns whether a computing, sending or receiving place is of another pipeline where an instance has it."""
     single = (rows[:, 0] != GATHER) & (rows[:, 0] != REDUCE)
-    named, there = rows[single, 2:4], moved[single, 2:4]
-    return bool((step.pipeline_of[named] != step.pipeline_of[there])[named >= 0].any())
+    named, there, count = rows[single, 2:4], moved[single, 2:4], len(step.pipeline_of)
+    other = (there >= count) | (step.pipeline_of[named] != step.pipeline_of[np.minimum(there, count - 1)])
+    return bool(other[named >= 0].any())
 
 
 def _queue_word(step: Step, layout: StepLayout, template: Template) -> str:

@@ -43,10 +43,12 @@ def moments_of_stages(cost: Cost) -> list[StageMoments]:
     return [_moments(cost, (1, cost.pp), StageLayers(layers, model.dense_layers, recomputed), state_bytes(cost))]
 
 
-def pipeline_moments(cost: Cost, tp: int, pp: int) -> StageMoments:
-    """Returns the moments of each stage of a pipeline of plans."""
+def pipeline_moments(cost: Cost, tp: int, pp: int, staged: int | None = None) -> StageMoments:
+    """Returns the moments of each stage of a pipeline of plans. staged: as of
+    zbench.cost.memory.state.pipeline_state_bytes."""
     layers, recomputed = cost.model.num_layers // pp, cost.model.recomputed_layers // pp
-    return _moments(cost, (tp, pp), StageLayers(layers, 0, recomputed), pipeline_state_bytes(cost, tp, pp), False)
+    state = pipeline_state_bytes(cost, tp, pp, staged)
+    return _moments(cost, (tp, pp), StageLayers(layers, 0, recomputed), state, False)
 
 
 def _of_stage(cost: Cost, stage: int, layers: int, recomputed: int) -> StageMoments:

@@ -15,7 +15,7 @@ from zbench.cost.memory.lines import MomentLine
 from zbench.cost.memory.moments import StageMoments
 from zbench.cost.memory.needs import moments_of_stages, pipeline_moments
 from zbench.cost.memory.shares import shares_of_ranks
-from zbench.cost.memory.state import pipeline_state_bytes
+from zbench.cost.memory.state import pipeline_state_bytes, tables_sum_bytes
 from zbench.describe.arrays import Floats
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS
 from zbench.plans.plan import Ints, Plan
@@ -75,14 +75,17 @@ def _pipelined_bytes(plans: tuple[Plan, ...], cost: Cost) -> Ints:
     assert pipelines is not None
     peak = np.full(cost.cluster.num_ranks, pipeline_state_bytes(cost, cost.cluster.num_ranks, 1), np.int64)
     tokens = np.stack([plan.tokens_per_rank for plan in plans])
+    staged = int((pipelines.tp * pipelines.pp)[pipelines.pp > 1].sum())
     for lead, tp, pp in zip(*(column.tolist() for column in (pipelines.lead, pipelines.tp, pipelines.pp)), strict=True):
         mine = tokens[tokens[:, lead] > 0, lead]
         rows = (-(-mine // tp) * tp).astype(np.float64)[:, None]  # what a rank has at most, times the ranks
-        of, nothing = pipeline_moments(cost, tp, pp), np.zeros((len(rows), 1), np.int64)
+        of, nothing = pipeline_moments(cost, tp, pp, staged), np.zeros((len(rows), 1), np.int64)
         for stage in range(pp):
             first = lead + stage * tp
             lasting = of.kept * rows + of.fixed
             peak[first : first + tp] = _fullest([(of, 1.0)], stage, pp, lasting, (rows, nothing, nothing))
+        ends = int(np.ceil(of.state)) + tables_sum_bytes(cost, tp, pp, staged)  # when nothing of a micro-batch is left
+        peak[first : first + tp] = np.maximum(peak[first : first + tp], ends)
     return peak
 
 

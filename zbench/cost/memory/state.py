@@ -163,9 +163,10 @@ def bytes_of_stage(cost: Cost, stage: int, layers: int, dense: int = 0) -> int:
     return found + int(max(more, 0) * each)
 
 
-def pipeline_state_bytes(cost: Cost, tp: int, pp: int) -> int:
+def pipeline_state_bytes(cost: Cost, tp: int, pp: int, staged: int | None = None) -> int:
     """Returns the bytes of parameters, gradients and optimizer state on the fullest rank of a pipeline's fullest stage,
-    which is one with the table or the head.
+    which is one with the table or the head. staged: ranks of all pipelines of several stages, over which the state of a
+    tied table is cut, as these have two; None: not known, and taken to be this pipeline's alone, which has most then.
 
     For the whole step also with ZeRO-2 and 3: other pipelines have other numbers of micro-batches, so none could gather
     from all ranks for one of its own. Tensors are evenly on a stage's ranks but for norms' gains, which every rank has,
@@ -176,7 +177,20 @@ def pipeline_state_bytes(cost: Cost, tp: int, pp: int) -> int:
     whole = degrees_of(model.sharding).optimizer == 1
     state = adam_bytes(model) * (1 / tp if whole else pp / cost.cluster.num_ranks)  # else of all that have the stage
     each = model.element_bytes + GRADIENT_BYTES
-    return int(params * (each / tp + state) + _gains(model, layers) * (each + adam_bytes(model))) + model.lse_bytes
+    found = params * (each / tp + state) + _gains(model, layers) * (each + adam_bytes(model))
+    if model.tied_embeddings and not whole and (pp > 1 or staged):
+        of_table = adam_bytes(model) * pp / (staged or tp * pp) if pp > 1 else 0.0
+        found += model.table_params * (of_table - state)
+    return int(found) + model.lse_bytes
+
+
+def tables_sum_bytes(cost: Cost, tp: int, pp: int, staged: int) -> int:
+    """Returns the bytes that a rank of a pipeline's last stage has beside its state when it adds its tied table's
+    gradient to that of the first stage: its share of both is there then, and no other part of its own. staged: as of
+    `pipeline_state_bytes`."""
+    if not cost.model.tied_embeddings or pp == 1:
+        return 0
+    return int(GRADIENT_BYTES * cost.model.table_params / tp * max(2 * tp * pp / staged - 1, 0))
 
 
 def adam_bytes(model: Model) -> int:

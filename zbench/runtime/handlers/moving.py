@@ -25,6 +25,7 @@ from zbench.runtime.handlers.messages import Arrival, StepMessages
 from zbench.runtime.handlers.resting import Piece, Resting, Span
 from zbench.runtime.handlers.store import Key, Slab, Store
 from zbench.runtime.processes.board import Board
+from zbench.step.elements import table_before
 from zbench.step.operations import QUEUES
 
 QUEUE, HOST = QUEUES.index("parameters"), QUEUES.index("host")
@@ -115,13 +116,16 @@ def atoms_of(atoms: Sequence[Span], spans: Sequence[Span]) -> list[int]:
 
 def changed(before: Resting, after: Resting) -> list[Key]:
     """Lists what has other places after, or is cut otherwise; a node's host memory may have the number of a GPU's part
-    of another one's."""
+    of another one's. First come tables that were not there, which have the numbers of those that were, last those that
+    are there no more."""
 
     def where(one: Resting, key: Key) -> tuple[list[Piece], list[int], list[list[int]]]:
         pieces = one.pieces[key]
         return pieces, [one.holder[place] for place, *_ in pieces], one.cut(key[0])
 
-    return [key for key in sorted(after.pieces) if where(before, key) != where(after, key)]
+    new, gone = (sorted(one.pieces.keys() - other.pieces.keys()) for one, other in ((after, before), (before, after)))
+    both = sorted(after.pieces.keys() & before.pieces.keys())
+    return [*new, *(key for key in both if where(before, key) != where(after, key)), *gone]
 
 
 Taken = dict[int, dict[int, Fields]]  # by place and atom
@@ -148,13 +152,22 @@ class Mover:
         self.board.resume()
 
     def _move(self, key: Key, before: Resting, after: Resting) -> None:
-        """Moves a tensor of a layer."""
-        name, of, gpus = key[0], after.format(key[0]), after.step.num_gpus
+        """Moves a tensor of a layer; forgets one that is there no more."""
+        if key not in after.pieces:
+            for place, *cells in before.pieces[key]:
+                if before.holder[place] == self.rank:
+                    self.stores[place].take(key, before.format(key[0]), *cells)
+            return
+        source = key if key in before.pieces else (table_before(key[0]), *key[1:])
+        of, gpus = after.format(key[0]), after.step.num_gpus
         nodes = HostNodes(gpus, self.gpus_per_node) if after.step.num_hosts else None
-        old, new = ([(piece, rest.parts_of(name, piece)) for piece in rest.pieces[key]] for rest in (before, after))
+        old, new = (
+            [(piece, rest.parts_of(one[0], piece)) for piece in rest.pieces[one]]
+            for rest, one in ((before, source), (after, key))
+        )
         had, wanted = ([one for _, parts in pieces for one in parts] for pieces in (old, new))
         moved = Moved.of(had, wanted, nodes)
-        held, got = self._taken(key, before, old, moved), Taken()
+        held, got = self._taken(source, before, old, moved, source == key), Taken()
 
         def carried(queue: int, pairs: Iterable[tuple[Pair, list[int]]], source: Taken, into: Taken) -> None:
             legs = [Leg(*pair, (before.process(pair[0]), after.process(pair[1])), atoms) for pair, atoms in pairs]
@@ -204,13 +217,21 @@ class Mover:
                     self.messages.copied(queue, _bytes(of, moved, one.atoms))
 
     def _taken(
-        self, key: Key, before: Resting, old: Sequence[tuple[Piece, list[tuple[int, list[Span]]]]], moved: Moved
+        self,
+        key: Key,
+        before: Resting,
+        old: Sequence[tuple[Piece, list[tuple[int, list[Span]]]]],
+        moved: Moved,
+        goes: bool,
     ) -> Taken:
-        """Takes what this process's places have of a tensor; returns it by place and atom."""
+        """Takes what this process's places have of a tensor; returns it by place and atom. goes: whether none of it
+        stays there."""
         found, of = Taken(), before.format(key[0])
         for (place, first, second), parts in old:
             if before.holder[place] == self.rank:
-                flat = [one.reshape(-1) for one in self.stores[place].take(key, of, first, second)]
+                store = self.stores[place]
+                there = (store.take if goes else store.read)(key, of, first, second)
+                flat = [one.reshape(-1) for one in there]
                 at = 0
                 for part, spans in parts:
                     for atom in atoms_of(moved.atoms, spans):

@@ -41,12 +41,24 @@ def dense_gradients(
     of a model that has some, as of zbench.runtime.stepping.dense_experts.expert_step. tell: is told of progress.
     counts: of every sequence, which labels of its tokens count, bool [t], at least one in all; None: all do. Where tied
     embeddings are two tables of a step, one of which is the head's ("wh"), both have the gradient of the one that there
-    is here.
+    is here, also where the step before had one alone.
     """
-    if model.tied_embeddings and "wh" in weights:
-        one = {name: value for name, value in weights.items() if name != "wh"}
-        found = dense_gradients(model, one, sequences, routes, tell, counts)
-        return replace(found, gradients={**found.gradients, "wh": found.gradients["we"]})
+    if not model.tied_embeddings:
+        return _gradients(model, weights, sequences, routes, tell, counts)
+    one = {name: value for name, value in weights.items() if name != "wh"}
+    found = _gradients(model, one, sequences, routes, tell, counts)
+    return replace(found, gradients={**found.gradients, "wh": found.gradients["we"]})
+
+
+def _gradients(
+    model: Model,
+    weights: Mapping[str, Tensor],
+    sequences: Sequence[Ints],
+    routes: Sequence[Ints],
+    tell: Callable[[str], None],
+    counts: Sequence[Flags] | None,
+) -> DenseGradients:
+    """Returns `dense_gradients` of weights among which there is one table of tied embeddings."""
     if model.num_experts > 1:
         logits = list[Tensor]()
         loss, gradients = expert_step(model, weights, sequences, routes, tell, logits, counts)

@@ -11,7 +11,7 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.describe.degrees import WORLD
 from zbench.describe.model import Model
-from zbench.step.index import Index
+from zbench.step.index import Index, PartMap
 from zbench.step.layers import MERGE
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
@@ -21,7 +21,9 @@ from zbench.step.passes.micro_batch import BatchTemplates
 from zbench.step.passes.parameters.gradients import GradientRows
 from zbench.step.passes.parameters.optimizer import optimizer_template
 from zbench.step.passes.parameters.pipeline_parameters import CommonParameters, PipelineShapes
-from zbench.step.passes.sections import Sections
+from zbench.step.passes.parameters.pipeline_tables import PipelineTables, tables_updates
+from zbench.step.passes.parameters.zero import TABLES
+from zbench.step.passes.sections import sections
 from zbench.step.passes.tensors import tensors_of
 from zbench.step.template import ACROSS, AT_HOME, Instance, Items, StageStart, Template
 
@@ -32,12 +34,12 @@ class BuiltPipelines:
 
     parameters: of all pipelines. gradients: by pipeline, contributions of the GPUs of a stage to each parameter's, -1:
     none at all. losses: by pipeline, contributions to the loss. firsts: by pipeline, the number of each micro-batch's
-    first template.
+    first template. recompute: its level.
     """
 
     model: Model
     shapes: PipelineShapes
-    formulas: Sections
+    recompute: str
     num_gpus: int
     parameters: CommonParameters
     gradients: list[dict[str, Ints]]
@@ -45,6 +47,10 @@ class BuiltPipelines:
     firsts: list[list[int]]
     batches: list[BatchTemplates] = field(default_factory=list)
     templates: list[Template] = field(default_factory=list)
+
+    def model_of(self, pipeline: int) -> Model:
+        """Returns the model as a pipeline has it: with tied embeddings, one of one stage has one table."""
+        return self.model.with_stages(self.shapes.pp[pipeline]) if self.model.tied_embeddings else self.model
 
 
 class AcrossPipelines:
@@ -57,11 +63,21 @@ class AcrossPipelines:
         indices = (Index("j", np.ones(built.shapes.slices, np.int64)), *built.parameters.indices())
         sizes = {**{one.name: len(one) for one in indices}, PLACE: built.num_gpus}
         self.lists = ListTable(sizes)
-        updates = built.formulas.updates
+        updates = sections(built.recompute, False, built.model.kind_of_head).updates
+        maps: tuple[PartMap, ...] = ()
+        self.totals = {
+            weight: self._counts(weight) for weight in (*self.parameters.of_layers, *self.parameters.outside)
+        }
+        has_two_tables = built.model.has_two_tables
+        if has_two_tables:
+            more, maps = tables_updates(built.parameters, self.totals)
+            updates = (*updates, *more)
         tensors = tensors_of(built.model, updates, first.parts, built.parameters, MERGE)
         loss = first.layout.tensors[first.layout.number["loss"]]
-        self.layout = StepLayout(indices, (), (), (), (*tensors, loss), updates, self.lists.lists())
+        self.layout = StepLayout(indices, (), maps, (), (*tensors, loss), updates, self.lists.lists())
         self.rows = GradientRows(built.parameters, self.layout, self.lists)
+        of_tables = self.rows, len(built.batches), built.parameters, self.totals, self.last
+        self.tables = PipelineTables(*of_tables) if has_two_tables else None
         head = tuple(name for name in built.parameters.of_head if name != "we")
         layers = built.model.num_layers
         # What is gathered, reduced and updated together: its name, parameters, the first of its layers, and how many.
@@ -104,9 +120,9 @@ class AcrossPipelines:
     def updates(self) -> list[Instance]:
         """Adds the sum of the loss, the reductions of all gradients, in the order in which a backward makes them, and
         the updates."""
-        rows, totals, found = self.rows, dict[str, Ints](), [self._summed_loss()]
-        for name, weights, layer, repeats in self.groups:
-            totals |= {weight: self._counts(weight) for weight in weights}
+        rows, totals, found = self.rows, self.totals, [self._summed_loss()]
+        for name, every, layer, repeats in self.groups:
+            weights = tuple(one for one in every if totals[one].max() >= 0)  # but a table that no pipeline has used
             before, after = (
                 [line for weight in weights for line in rows.gradients(weight, totals[weight], last)]
                 for last in (False, True)
@@ -114,10 +130,14 @@ class AcrossPipelines:
             template = self._template(f"reduce{name}", rows.reductions(weights, True), before, after)
             found.append(self._play(template, layer, repeats, True))
         layout = len(self.built.batches), self.layout
-        for name, weights, layer, repeats in self.groups:
-            template = optimizer_template(f"optimizer{name}", weights, totals, rows, layout)
-            found.append(self._play(template, layer, repeats))
-        return found
+        of_tables = () if self.tables is None else self.tables.templates()
+        found += [self._play(template, 0) for template in of_tables[:1]]
+        for name, every, layer, repeats in self.groups:
+            weights = every if self.tables is None else tuple(one for one in every if one not in TABLES)
+            if weights:
+                template = optimizer_template(f"optimizer{name}", weights, totals, rows, layout)
+                found.append(self._play(template, layer, repeats))
+        return found + [self._play(template, 0) for template in of_tables[1:]]
 
     def _summed_loss(self) -> Instance:
         """Adds the template that sums the losses of all pipelines."""

@@ -54,11 +54,6 @@ def _check(model: Model, shapes: PipelineShapes) -> None:
             f"model.num_experts is {model.num_experts}; plans have pipelines side by side, which are for models "
             "without experts"
         )
-    if model.tied_embeddings and max(shapes.pp) > 1:
-        raise ValueError(
-            f"model.tied_embeddings is true, as of {model.name}; plans have pipelines of up to {max(shapes.pp)} "
-            "stages; side by side, pipelines of a model with tied embeddings have one stage each"
-        )
     for name in CUT_BY_SLICES:
         if getattr(model, name) % shapes.slices:
             raise ValueError(
@@ -71,12 +66,13 @@ def _begun(model: Model, plan: Plan, zero: str, recompute: str) -> BuiltPipeline
     """Returns a step of a plan's pipelines of which nothing is built."""
     assert plan.pipelines is not None
     shapes = PipelineShapes.of(plan.pipelines)
+    model = model.with_stages(max(shapes.pp)) if model.tied_embeddings else model  # of which there may be two tables
     names = [*weights_of_layers(model), *outer_weights(model.kind_of_head)]
     stage, cut = "none" if zero == "none" else "1", shapes.cut(model, names)
     return BuiltPipelines(
         model,
         shapes,
-        sections(recompute, False, model.kind_of_head),
+        recompute,
         plan.num_ranks,
         CommonParameters(model, len(shapes), shapes.slices, stage, StepOverlap(0), 1, 1, 1, cut, shapes),
         [{name: np.full(tp, -1, np.int64) for name in names} for tp in shapes.tp],
@@ -87,11 +83,12 @@ def _begun(model: Model, plan: Plan, zero: str, recompute: str) -> BuiltPipeline
 
 def _add(built: BuiltPipelines, pipeline: int, plan: Plan, count: int) -> None:
     """Adds a micro-batch of a pipeline: a layout and templates of its own. count: of the micro-batches of all."""
-    tp, slices = built.shapes.tp[pipeline], built.shapes.slices
-    parts = PlanParts(plan, built.model, tp, finest=slices)
-    own = OwnParameters(built.model, 1, tp, "none", StepOverlap(0), 1, 1, slices // tp, built.parameters.cut)
+    tp, slices, model = built.shapes.tp[pipeline], built.shapes.slices, built.model_of(pipeline)
+    parts = PlanParts(plan, model, tp, finest=slices)
+    own = OwnParameters(model, 1, tp, "none", StepOverlap(0), 1, 1, slices // tp, built.parameters.cut)
     # Of one more than there are: none is the last, after which gradients would be reduced.
-    one = BatchTemplates.of(parts, (len(built.batches), count + 1), own, built.formulas, built.num_gpus)
+    formulas = sections(built.recompute, False, model.kind_of_head)
+    one = BatchTemplates.of(parts, (len(built.batches), count + 1), own, formulas, built.num_gpus)
     made, built.losses[pipeline] = one.templates(built.gradients[pipeline], built.losses[pipeline])
     built.firsts[pipeline].append(len(built.templates))
     built.batches.append(one)

@@ -81,7 +81,6 @@ def places_fault(step: Step, looked: Sequence[tuple[Looked, int]]) -> str:
     """Returns an instance that is played in places that there are not, or that are not its pipeline's; "" if none.
     looked: of templates, what was found of those of their layout, and which of these each is."""
     ends = np.append([one[0].place for one in step.pipelines[1:]], step.num_gpus)
-    most = step.shifts.max(axis=1)
     of_layouts: dict[int, Flags] = {}
     named: dict[int, Ints] = {}
     for number, one in enumerate(step.order):
@@ -105,7 +104,9 @@ def places_fault(step: Step, looked: Sequence[tuple[Looked, int]]) -> str:
             if gpu >= end or last >= end + step.num_gpus:
                 return f"instance {number} is played from place {one.place} on, and reaches into the next pipeline"
             continue
-        of = step.pipeline_of[places]
+        last = one.layer + one.stride * (one.repeats - 1)
+        low, high = np.clip(sorted((one.layer, last)), 0, step.num_layers).tolist()
+        of, most = step.pipeline_of[places], step.shifts[:, low : high + 1].max(axis=1)
         if (places + most[of] >= ends[of] + step.num_gpus * (places >= step.num_gpus)).any():
             return f"instance {number} is of all pipelines, and reaches from one into the next"
         if word := _of_batches(step, step.templates[one.template]):

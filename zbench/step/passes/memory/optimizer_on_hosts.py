@@ -31,8 +31,13 @@ def with_optimizer_on_hosts(
     state of all. when: CPUs update, of zbench.describe.layers.on_hosts.
 
     Raises:
-        ValueError: parameters are updated on several GPUs.
+        ValueError: parameters are updated on several GPUs, or two tables in pipelines side by side.
     """
+    if has_two_tables(step) and any(one.place == ACROSS for one in step.order):
+        raise ValueError(
+            "memory has optimizer state or parameters on hosts, and model.tied_embeddings is true; side by side, "
+            "pipelines then have one stage each, as no host updates a table on two stages of one of several"
+        )
     layers = HostLayers(step.num_layers, step.num_layers) if layers is None else layers
     each = gpus_of_a_host(step, gpus_per_node)
     num_hosts = -(-step.num_gpus // each)

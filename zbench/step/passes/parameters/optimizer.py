@@ -57,7 +57,7 @@ def updates_of(formula: int, weight: str, of: ShardedParameters, lists: ListTabl
         slices, groups = lists.number(index, [share]), table[share] if degree == WORLD else table[share] % every
         groups = np.zeros_like(groups) if degree == 1 else groups  # all cells are everywhere
         order = np.argsort(groups, kind="stable").tolist()
-        ends = np.cumsum(np.bincount(groups, minlength=of.num_gpus)).tolist()
+        ends = np.cumsum(np.bincount(groups, minlength=max(of.num_gpus, int(members.max()) + 1))).tolist()
         for place in members.tolist():
             group = place if degree == WORLD else place % every if degree > 1 else 0
             shards = order[ends[group - 1] if group else 0 : ends[group]]

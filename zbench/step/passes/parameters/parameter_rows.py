@@ -91,13 +91,14 @@ class ParameterRows:
         return {}
 
     @cached_property
-    def _places(self) -> dict[tuple[int, int], int]:
-        """The lists of GPUs that compute with slices, by how many there are and which (-1: of what is not cut)."""
+    def _places(self) -> dict[tuple[int, int, int], int]:
+        """The lists of GPUs that compute with slices, by how many slices there are, which (-1: of what is not cut), and
+        how many GPUs, of which pipelines may have a table or not."""
         return {}
 
     def _place(self, weight: str, share: int, members: Ints) -> int:
         """Returns the list of the GPUs that compute with a slice."""
-        key = self.of.slices(weight)[1], share
+        key = self.of.slices(weight)[1], share, len(members)
         if key not in self._places:
             self._places[key] = self.lists.number(PLACE, members)
         return self._places[key]
@@ -234,12 +235,13 @@ class ParameterRows:
         ]
 
 
-def moved_entries(entries: list[list[int]], layout: StepLayout, lists: ListTable, place: int) -> list[list[int]]:
-    """Returns entries with their places counted from another place on; what is at home is told by its places."""
-    found = list[list[int]]()
+def moved_entries(entries: list[list[int]], layout: StepLayout, lists: ListTable, place: int | Ints) -> list[list[int]]:
+    """Returns entries with their places counted from another place on; what is at home is told by its places. place:
+    of all, or by how much each place is another one, int64 [places]."""
+    found, shift = list[list[int]](), np.broadcast_to(place, lists.sizes[PLACE])
     for tensor, layer, places, list0, list1, *rest in entries:
         if places != AT_HOME:
-            moved = lists.number(PLACE, lists.rows[places] + place)
+            moved = lists.number(PLACE, lists.rows[places] + shift[lists.rows[places]])
             found.append([tensor, layer, moved, list0, list1, *rest])
             continue
         home, axes = layout.tensors[tensor].home.reshape(layout.shape(tensor)), layout.tensors[tensor].axes
@@ -252,5 +254,5 @@ def moved_entries(entries: list[list[int]], layout: StepLayout, lists: ListTable
             for one in np.unique(homes).tolist():
                 cells = [lists.number(axes[0], [row])] if axes else [-1]
                 cells.append(lists.number(axes[1], sides[1][homes == one]) if len(axes) > 1 else -1)
-                found.append([tensor, layer, lists.number(PLACE, [one + place]), *cells, *rest])
+                found.append([tensor, layer, lists.number(PLACE, [one + int(shift[one])]), *cells, *rest])
     return found

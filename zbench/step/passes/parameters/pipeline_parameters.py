@@ -16,7 +16,7 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.plans.pipelines import Pipelines
-from zbench.step.passes.parameters.zero import WHOLE, ShardedParameters, weight_elements
+from zbench.step.passes.parameters.zero import TABLES, WHOLE, ShardedParameters, outer_weights, weight_elements
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,23 @@ class PipelineShapes:
         """The slices that parameters are cut in, of which every pipeline's are unions."""
         return int(np.lcm.reduce(self.tp))
 
+    @property
+    def staged(self) -> Ints:
+        """The pipelines of several stages."""
+        return np.flatnonzero(np.array(self.pp) > 1)
+
     def cut(self, model: Model, weights: Sequence[str]) -> Mapping[str, tuple[Ints, Ints]]:
-        """Returns the elements and the pipelines of the shards of a slice of every parameter that is cut."""
-        ends = np.cumsum(np.multiply(self.tp, self.pp))
+        """Returns the elements and the pipelines of the shards of a slice of every parameter that is cut. Two tables of
+        tied embeddings are cut alike, over the pipelines that have both, in halves of each one's share: its first stage
+        sums up one of them, its last stage the other."""
         elements, found = weight_elements(model), {}
         for name in weights:
             if name not in WHOLE:
-                size = elements[name] // self.slices
-                sizes = np.diff(ends * size // int(ends[-1]), prepend=0)
-                found[name] = (sizes[sizes > 0], np.flatnonzero(sizes))
+                two = model.has_two_tables and name in TABLES
+                owners = np.repeat(self.staged, 2) if two else np.arange(len(self))
+                ends = np.cumsum(np.multiply(self.tp, self.pp)[owners])
+                sizes = np.diff(ends * (elements[name] // self.slices) // int(ends[-1]), prepend=0)
+                found[name] = (sizes[sizes > 0], owners[sizes > 0])
         return found
 
 
@@ -70,6 +78,13 @@ class OwnParameters(ShardedParameters):
 
     slices_of_gpu: int = 1
     cut: Mapping[str, tuple[Ints, Ints]] | None = None
+
+    @property
+    def outside(self) -> tuple[str, ...]:
+        """The parameters of no layer, those among them that other pipelines alone have: all layouts have the same."""
+        assert self.cut is not None
+        own = outer_weights(self.model.kind_of_head)
+        return (*own, *(name for name in TABLES if name in self.cut and name not in own))
 
     @cached_property
     def shards(self) -> Mapping[str, tuple[Ints, Ints]]:
@@ -120,4 +135,6 @@ class CommonParameters(OwnParameters):
         """Lists (slice, the GPUs that compute with it) of a parameter; slice -1: it is not cut."""
         if weight in WHOLE:
             return [(-1, self.places)]
-        return [(share, self._gpus[:, share]) for share in range(self.degree)]
+        two = self.model.has_two_tables and weight == TABLES[1]
+        gpus = self._gpus[self.shapes.staged] if two else self._gpus  # a pipeline of one stage has one table
+        return [(share, gpus[:, share]) for share in range(self.degree)]

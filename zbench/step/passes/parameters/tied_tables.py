@@ -39,15 +39,14 @@ Rows = list[list[int]]
 FIRST, LAST = TABLES
 GAIN = "gl"
 TABLES_UPDATE = "optimizer_tables"  # the template that updates what is outside the layers
-_UPDATED = (FIRST, LAST, GAIN)
 # Both are cut alike; the slots of the second one's shards are the first one's.
-_FORMULAS = (
-    update("we", "j,zwe"),
-    "wh[j,zwh], swh[j,zwh] := adam(wh[j,zwh], swh[j,zwh], dwe[j,zwe(zwh)])",
-    update("gl", ""),
-    "dwe[j,zwe] += dwh[j,zwh(zwe)]",
-)
-_SUM = len(_UPDATED)  # those before it are of what is updated, in its order
+UPDATES = {
+    FIRST: update("we", "j,zwe"),
+    LAST: "wh[j,zwh], swh[j,zwh] := adam(wh[j,zwh], swh[j,zwh], dwe[j,zwe(zwh)])",
+    GAIN: update("gl", ""),
+}
+SUM = "dwe[j,zwe] += dwh[j,zwh(zwe)]"
+_SUM_NUMBER = len(UPDATES)  # those before it are of what is updated, in its order
 
 
 def with_two_tables(step: Step, parameters: ShardedParameters, gradients: Mapping[str, Ints]) -> Step:
@@ -55,7 +54,7 @@ def with_two_tables(step: Step, parameters: ShardedParameters, gradients: Mappin
 
     parameters: of a stage. gradients: contributions of every GPU of a stage to each parameter's in the step.
     """
-    names = [f"{kind}{weight}" for weight in _UPDATED for kind in ("", "d", "s")]
+    names = [f"{kind}{weight}" for weight in UPDATES for kind in ("", "d", "s")]
     of = step.layouts[0]
     indices = tuple(of.index[name] for name in ("j", *(f"z{weight}" for weight in TABLES)))
     lists = ListTable({**{one.name: len(one) for one in indices}, PLACE: step.num_places})
@@ -63,7 +62,10 @@ def with_two_tables(step: Step, parameters: ShardedParameters, gradients: Mappin
     maps = tuple(
         PartMap(coarse, fine, np.arange(len(of.index[fine]), dtype=np.int64)) for coarse, fine in (shards, shards[::-1])
     )
-    tensors, formulas = tuple(of.tensors[of.number[name]] for name in names), tuple(map(parse_formula, _FORMULAS))
+    tensors, formulas = (
+        tuple(of.tensors[of.number[name]] for name in names),
+        tuple(map(parse_formula, (*UPDATES.values(), SUM))),
+    )
     layout = StepLayout(indices, (), maps, (), tensors, formulas, lists.lists())
     tables = _Tables(GradientRows(parameters, layout, lists), step.stages[-1].place)
     templates = tables.templates(len(step.layouts), gradients)
@@ -101,7 +103,7 @@ class _Tables:
         layout: its number."""
         rows, degrees = self.rows, self.rows.of.degrees
         before, needs, leaves = Rows(), self._sums(gradients), Rows()
-        for weight in _UPDATED:
+        for weight in UPDATES:
             own = rows.gradients(weight, gradients[weight], True)
             before += self._placed(weight, own) if weight in TABLES else []
             held = rows.held(weight, weight, degrees.weights) + rows.held(f"s{weight}", weight, degrees.optimizer)
@@ -111,13 +113,18 @@ class _Tables:
         sums = [*self._summed(), *self._gathered()]
         return [
             Template(
-                "sum_tables", layout, Operations.of(sums), (_SUM,), Items.of(before), Items.of(self._sums(gradients))
+                "sum_tables",
+                layout,
+                Operations.of(sums),
+                (_SUM_NUMBER,),
+                Items.of(before),
+                Items.of(self._sums(gradients)),
             ),
             Template(
                 TABLES_UPDATE,
                 layout,
                 Operations.of(self._updates()),
-                tuple(range(len(_UPDATED))),
+                tuple(range(len(UPDATES))),
                 Items.of(needs),
                 Items.of(leaves),
             ),
@@ -146,7 +153,7 @@ class _Tables:
         for gpu, share, shards in self._homes():
             own, pair = lists.number("j", [share]), (gpu, self.last + gpu)
             every = [own, lists.number(f"z{FIRST}", shards)]
-            computes.append(operation_row(COMPUTE, _SUM, (pair[1], -1), every, "compute"))
+            computes.append(operation_row(COMPUTE, _SUM_NUMBER, (pair[1], -1), every, "compute"))
             middle = (len(shards) + 1) // 2
             for half, ends in ((shards[:middle], pair), (shards[middle:], pair[::-1])):
                 if len(half):
@@ -173,7 +180,7 @@ class _Tables:
     def _updates(self) -> Rows:
         """Returns the updates of both tables and the gain, each on its stage."""
         of, lists, found = self.rows.of, self.rows.lists, Rows()
-        for formula, weight in enumerate(_UPDATED):
+        for formula, weight in enumerate(UPDATES):
             place = 0 if weight == FIRST else self.last
             found += [[*row[:2], row[2] + place, *row[3:]] for row in updates_of(formula, weight, of, lists)]
         return found
