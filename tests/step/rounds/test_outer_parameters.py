@@ -2,12 +2,14 @@
 has it in a worker's own step, and what a round ends with is proven for every shape."""
 
 from dataclasses import replace
+from math import lcm
 
 import numpy as np
 import pytest
 
 from tests.helpers.step_text import is_read_as_written
 from tests.helpers.steps import EXPERTS, MODEL
+from zbench.describe.expert_schedule import ExpertChunks, GradientPieces
 from zbench.describe.model import Model
 from zbench.describe.overlap import StepOverlap
 from zbench.describe.sync import SLOWMO, STREAMING_DILOCO, RoundSync
@@ -88,6 +90,24 @@ def test_stages_of_every_worker(
         inside = worker // stages // degree, degree, stage, StepOverlap(0), experts.degree, gpus // worker
         check_homes(of, ShardedParameters(model, *inside))
         check_slices(step, degree, worker)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_workers_have_the_same_cells_whatever_pieces_their_gradients_are_in(workers: int) -> None:
+    """Steps whose gradients are in one, three and eight pieces cut parameters alike, each piece in as many cells."""
+    for stage in ("none", "1"):
+        of = OuterParameters.of(DENSE_FIRST, (2 * workers, 2), stage, ExpertParallel(2), pieces=24)
+        for kind in (NOW, SENT):
+            step = outer_step(DENSE_FIRST, of, kind, True, (2, 3))
+            assert prove_step(step).touches > 0
+        for count in (1, 3, 8):
+            overlap = StepOverlap(0, experts=ExpertChunks(gradients=GradientPieces(count, 0, count)))
+            own = ShardedParameters(DENSE_FIRST, 2, 1, stage, overlap, 2, lcm(workers, 24))
+            check_homes(of, own)
+            for weight in of.shards:
+                each = np.bincount(own.pieces_of(weight), minlength=count)
+                assert len(each) == count
+                assert each.max() <= 2 * lcm(workers, 24) // count  # a share of each of two GPUs
 
 
 def test_broken_ends_of_workers_with_stages_are_refused() -> None:
