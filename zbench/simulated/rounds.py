@@ -175,8 +175,10 @@ class PlayedRounds:
             return []
         cluster, found = self.cost.gpus.cluster, np.array(own, np.int64)
         if self.steps.model.rests_on_hosts:
-            ends = self.end(self.steps.whole).memory.peak[self.steps.gpus[0] :]
-            found = np.maximum(found + self.resting[self.steps.gpus[0] :], ends)
+            # With stages each GPU has a part of its node's, all of which are there together, each at its fullest.
+            of_hosts = self.resting, self.end(self.steps.whole).memory.peak
+            rests, ends = (one[self.steps.gpus[0] :].reshape(len(own), -1).sum(axis=1) for one in of_hosts)
+            found = np.maximum(found + rests, ends)
         return checked_host_bytes(found.reshape(cluster.num_nodes, -1).sum(axis=1), self.steps.model, cluster)
 
     @cached_property

@@ -123,16 +123,6 @@ class WorkerSteps:
                 f"sync.fragments is {self.sync.fragments}; {where} has {layers} layers, and every fragment some of "
                 f"them, so it takes 1 to {layers}"
             )
-        for key, rests, takes in (
-            ("offload", self.model.layers_updated_on_hosts, "none, inputs or activations"),
-            ("parameter_layers", self.model.parameters_on_hosts, "none"),
-        ):
-            if stages > 1 and rests:
-                raise ValueError(
-                    f"memory.{key} is {getattr(self.model, key)}; with sync={self.sync.method} and "
-                    f"parallel.pipeline_parallel={stages} a round ends with all parameters and their state on GPUs, so "
-                    f"it takes {takes}"
-                )
         prove_ages(self.sync, self.workers)
 
     @property
@@ -211,7 +201,7 @@ class WorkerSteps:
         if key not in self._known:
             step = outer_step(self._laid, self.parameters, kind, outside, counts, starts)
             if uses_hosts:
-                step = outer_on_hosts(step, resting, layers, self.gpus[1])
+                step = outer_on_hosts(step, resting, layers, self.gpus[1], self._laid.has_two_tables)
             prove_step(step)
             self._known[key] = step
         return self._known[key]
