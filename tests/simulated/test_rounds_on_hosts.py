@@ -14,6 +14,8 @@ from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.describe.cluster import Cluster
 from zbench.describe.sync import CO2, LOCAL_SGD, SLOWMO, STREAMING_DILOCO, RoundSync
+from zbench.simulator.steps.computes.seconds import compute_seconds
+from zbench.simulator.steps.computes.sizes import Sizes
 from zbench.simulator.steps.play import play_step
 from zbench.step.passes.memory.at_hosts import HostLayers
 from zbench.step.passes.rounds.outer_on_hosts import outer_on_hosts
@@ -43,7 +45,7 @@ def test_a_round_ends_on_hosts(layers: int | str) -> None:
     cost, sync = cost_of(optimizer_layers=layers), RoundSync(LOCAL_SGD, 3, "rank")
     found, steps = played(cost, sync), alone(cost)
     plain, _, seconds = ends(cost, NOW)
-    assert seconds > 1.5 * plain
+    assert seconds > 1.2 * plain
     rounds = steps.reshape(-1, 3, 2).sum(axis=1).max(axis=1)
     told = np.array([one.seconds for one in found]).reshape(-1, 3)
     assert told.sum(axis=1) == pytest.approx(rounds + seconds, rel=1e-9)
@@ -51,6 +53,25 @@ def test_a_round_ends_on_hosts(layers: int | str) -> None:
         spent = sum(np.array(list(one.seconds_for.values())).sum(axis=0) for one in found[first : first + 3])
         assert spent == pytest.approx(np.full(2, told[first // 3].sum()), rel=1e-9)
         assert min(found[first + 2].seconds_for["waiting_host"]) > 0
+
+
+@pytest.mark.parametrize("element_bytes", [2, 8])
+def test_cpus_pass_through_what_an_end_reads_and_writes(element_bytes: int) -> None:
+    """A third of state is the parameter. Each worker's CPUs read it and write the snapshot, read the outer parameter
+    and their own, and write that and its copy; one worker's update the outer parameter with its momentum."""
+    cost = cost_of()
+    cost = replace(cost, model=replace(cost.model, element_bytes=element_bytes))
+    model, wide = cost.model, max(4, element_bytes)
+    plain = outer_step(model, OuterParameters.of(model, (2, 1), "1"), NOW)
+    step = outer_on_hosts(plain, HostLayers(model.num_layers, model.num_layers), range(model.num_layers), 1)
+    found = 0.0
+    for one in step.templates:
+        seconds = compute_seconds(Sizes(step.layouts[0], (one,)), None, cost, step.num_hosts)
+        played = [at for at in step.order if at.template == step.templates.index(one)]
+        found += seconds[one.operations.src >= 2].sum() * sum(at.repeats for at in played)
+    each = 2 * (2 * wide) + 5 * wide + 2 * (3 * wide + element_bytes)
+    assert cost.cluster.host_adam_bandwidth is not None
+    assert found == pytest.approx(each * model.total_params / cost.cluster.host_adam_bandwidth, rel=1e-3)
 
 
 def test_a_late_average_hides_no_more_than_what_goes_between_workers() -> None:
