@@ -11,9 +11,13 @@ from tests.runtime.test_conformance import DEVICE, MODEL
 from tests.simulated.test_rounds import alone, batch, played
 from tests.step.test_optimizer_on_hosts import HOST
 from zbench.cost.cost import Cost
-from zbench.cost.job import make_cost
+from zbench.cost.job import make_cost, worker_cost
+from zbench.cost.memory.state import bytes_of_stage
 from zbench.describe.cluster import Cluster
 from zbench.describe.sync import CO2, LOCAL_SGD, SLOWMO, STREAMING_DILOCO, RoundSync
+from zbench.interfaces.dealt import WorkerPlans
+from zbench.simulated.executor import Simulated
+from zbench.simulated.rounds import PlayedRounds
 from zbench.simulator.steps.computes.seconds import compute_seconds
 from zbench.simulator.steps.computes.sizes import Sizes
 from zbench.simulator.steps.play import play_step
@@ -21,6 +25,8 @@ from zbench.step.passes.memory.at_hosts import HostLayers
 from zbench.step.passes.rounds.outer_on_hosts import outer_on_hosts
 from zbench.step.passes.rounds.outer_parameters import OuterParameters
 from zbench.step.passes.rounds.outer_step import LATER, NOW, outer_step
+from zbench.step.passes.rounds.worker_steps import WorkerSteps
+from zbench.systems.ring import Ring
 
 
 def cost_of(nodes: int = 2, gpus: int = 1, nic: float = 1e9, **model: Any) -> Cost:
@@ -106,6 +112,44 @@ def test_host_memory_of_a_node() -> None:
     tight = replace(cost.cluster, host_memory=1.02 * rests / 2)  # of four ranks, two of a node
     with pytest.raises(ValueError, match=r"^cluster.host_memory is .* with which a node needs .* MiB of it"):
         played(make_cost(tight, cost.model, pipelines=False), RoundSync(SLOWMO, 2, "rank"), 2)
+
+
+@pytest.mark.parametrize("offload", ["none", "optimizer"])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_planners_know_what_rounds_hold(offload: str, stages: int) -> None:
+    """Outer parameters and averages under way on the fullest GPU, as planners have them and as they are played; the
+    last two have one average under way, of as many layers as the other one's, and both."""
+    more: dict[str, Any] = {} if stages == 1 else {"pipeline_parallel": 2, "num_layers": 5, "stage_layers": (2, 3)}
+    cost = cost_of(2 * stages, 4, offload=offload, **more)
+    gpus = cost.gpus.cluster.num_ranks
+    for sync in (
+        RoundSync(SLOWMO, 2, "node"),
+        RoundSync(CO2, 2, "node", penalty="constant"),
+        RoundSync(STREAMING_DILOCO, 4, "node", fragments=2, delay=1),
+        RoundSync(STREAMING_DILOCO, 3, "node", fragments=2, delay=2),
+    ):
+        own = worker_cost(cost, sync)
+        every = enumerate(own.model.with_stages(stages).layers_of_stages)
+        known = max(bytes_of_stage(own, *one) - bytes_of_stage(own.of_rounds(1, 0.0), *one) for one in every)
+        steps = WorkerSteps("test", cost.gpus.model, (gpus, gpus // 2), sync, degrees=(1, stages))
+        rests = PlayedRounds(steps, cost, lambda *_: pytest.fail("nothing is played")).resting[:gpus].max()
+        alone = sync.fragments == 2 and sync.delay == 1  # the first fragment has what is outside the layers
+        assert known == pytest.approx(rests, rel=0.4 if alone else 0.1)
+
+
+def test_stages_have_parts_of_their_nodes_memory() -> None:
+    """All state of two workers of two nodes, and the outer parameters with their momentum, once among all of these."""
+    cost = cost_of(4, 2, pipeline_parallel=2)
+    own = worker_cost(cost, sync := RoundSync(SLOWMO, 1, "node"))
+    executor, one = Simulated(cost, sync=sync), batch(0)
+    executor.start()
+    found = executor.step(one, WorkerPlans(Ring(own), 2).plan(one))
+    model = cost.gpus.model
+    rests = ((3 + 1) * 2 + 2) * model.element_bytes * model.total_params  # of float64
+    assert rests < sum(found.host_bytes) < 1.7 * rests  # gradients and averages come there as well
+    assert len(found.host_bytes) == 4
+    spent = np.array(list(found.seconds_for.values())).sum(axis=0)
+    assert spent == pytest.approx(np.full(8, found.seconds), rel=1e-9)
 
 
 def test_bytes_between_nodes_are_as_without_hosts() -> None:

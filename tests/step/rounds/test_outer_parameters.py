@@ -150,9 +150,3 @@ def test_what_workers_with_stages_cannot_be_is_one_sentence() -> None:
     told = r"^parallel.pipeline_parallel is 2; with sync=slowmo .* so it takes cluster.num_nodes of at least 4$"
     with pytest.raises(ValueError, match=told):
         WorkerSteps("simulated", FIVE, (4, 4), sync, degrees=(1, 2))
-    for given, told in (
-        ({"offload": "optimizer"}, r"^memory.offload is optimizer; .* takes none, inputs or activations$"),
-        ({"sharding": "zero3", "parameter_layers": "all"}, r"^memory.parameter_layers is all; .* so it takes none$"),
-    ):
-        with pytest.raises(ValueError, match=told):
-            WorkerSteps("simulated", replace(FIVE, **{"sharding": "zero1", **given}), (8, 4), sync, degrees=(1, 2))
