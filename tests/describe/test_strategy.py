@@ -377,25 +377,19 @@ def test_workers_of_rounds_have_groups_and_stages(key: str) -> None:
 @pytest.mark.parametrize(
     ("experts", "told"),
     [
-        (
-            Experts("lina", 2, gradients="between"),
-            r"experts\.gradients is between; with sync=.* so it takes layer and another schedule, as experts=pipemoe",
-        ),
-        (
-            Experts("fsmoe", "auto", gradients="between"),
-            r"experts\.gradients is between; with sync=.* so it takes layer",
-        ),
         (Experts(homes="even"), r"experts\.homes is even; with sync=local_sgd .* so it takes planned"),
+        (Experts(homes="fastest"), r"experts\.homes is fastest; with sync=local_sgd .* so it takes planned"),
     ],
 )
-def test_workers_of_rounds_have_no_pieces_or_homes(experts: Experts, told: str) -> None:
+def test_workers_of_rounds_have_no_homes(experts: Experts, told: str) -> None:
     parts = Sharding("none"), Recompute("none"), TrainingMemory(), Parallel(expert_parallel=2), ExchangeOverlap()
     with pytest.raises(ValueError, match=f"^{told}$"):
         TrainingStrategy(*parts, experts, RoundSync("local_sgd", 3))
     assert TrainingStrategy(*parts, experts).sync == RoundSync()
     for degree in (2, "auto"):
         assert TrainingStrategy(*parts, Experts("tutel", degree), RoundSync("local_sgd", 3)).sync.in_rounds
-    assert TrainingStrategy(*parts, Experts(routing="token_choice"), RoundSync("local_sgd", 3)).sync.in_rounds
+    for one in (Experts(routing="token_choice"), Experts("lina", gradients="between"), Experts("fsmoe", "auto")):
+        assert TrainingStrategy(*parts, one, RoundSync("local_sgd", 3)).sync.in_rounds
 
 
 def test_workers_of_rounds_have_hosts_of_their_own() -> None:

@@ -8,6 +8,7 @@ import pytest
 from zbench.describe.cluster import Cluster
 from zbench.describe.device import Device
 from zbench.describe.sync import CO2, DILOCO, EVERY, LOCAL_SGD, SLOWMO, STREAMING_DILOCO, RoundSync
+from zbench.step.passes.rounds.order import under_way
 
 
 @pytest.mark.parametrize(
@@ -84,3 +85,10 @@ def test_a_worker_s_cluster_has_its_groups_and_stages() -> None:
     for asked in (lambda: rank.worker_gpus(8, 1, 2), lambda: rank.worker_cluster(cluster, 1, 2)):
         with pytest.raises(ValueError, match=told):
             asked()
+
+
+@pytest.mark.parametrize(("steps", "fragments", "delay"), [(4, 1, 0), (4, 2, 1), (3, 2, 2), (6, 3, 5), (6, 3, 2)])
+def test_what_of_the_fragments_is_under_way_at_once(steps: int, fragments: int, delay: int) -> None:
+    sync = RoundSync("streaming_diloco", steps, fragments=fragments, delay=delay)
+    every = [len(under_way(sync, steps + step)) for step in range(steps)]
+    assert sync.under_way == max(every) / fragments

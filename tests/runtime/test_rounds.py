@@ -36,6 +36,7 @@ from zbench.runtime.training.text import sequences
 from zbench.step.outer_update import outer_update
 from zbench.step.passes.own_plans import parts_of_layouts
 from zbench.step.passes.parameters.zero import weights_of_kinds
+from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.rounds.order import round_ends
 from zbench.step.passes.rounds.outer_step import ARRIVED
 from zbench.step.passes.routing import ExpertParallel
@@ -352,6 +353,20 @@ EXPERTS: dict[str, Any] = {
         4,
         {"expert_parallel": 2, "experts": Experts("tutel", "auto", skew=1.0)},
     ),
+    "slowmo, shares of gradients between experts' messages, ZeRO-3": (
+        cost_of(2, 2, DENSE_FIRST, sharding="zero3"),
+        RoundSync(SLOWMO, 2, "node", lr=0.8, momentum=0.5),
+        Zeppelin,
+        4,
+        {"expert_parallel": 2, "experts": Experts("fsmoe", "auto", gradients="between", skew=1.0)},
+    ),
+    "streaming, two averages under way, shares that are played, ZeRO-1": (
+        cost_of(2, 2, MOE, sharding="zero1"),
+        RoundSync(STREAMING_DILOCO, 3, "node", lr=0.6, momentum=0.7, fragments=2, delay=2),
+        Zeppelin,
+        6,
+        {"expert_parallel": 2, "experts": Experts("clock", "auto", gradients="between")},
+    ),
     "local_sgd, experts at home, unevenly popular": (
         cost_of(2, 1, MOE),
         RoundSync(LOCAL_SGD, 2, "rank"),
@@ -407,6 +422,17 @@ def test_what_layers_keep_waits_in_host_memory_of_each_worker(case: str) -> None
     assert [one.loss for one in found] == pytest.approx(simulated(sync, ADAMW, parts), rel=1e-12)
     assert all(one.checks["bytes"] >= 0 for one in found)
     assert any("offloaded_layers" in one.recompute for one in found) == (cost.model.offload_layers == "auto")
+
+
+def test_pieces_of_one_size_between_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lina's, in three pieces: of two workers, a cell is a half of one."""
+    size = ProvenSteps("test", MOE, 4, experts=ExpertParallel(2)).parameters.layer_elements * MOE.element_bytes
+    monkeypatch.setattr("zbench.simulated.gradient_order.LINA_PIECE_BYTES", size / 3 + 1)
+    cost, sync = cost_of(2, 2, MOE, sharding="zero2"), RoundSync(SLOWMO, 2, "node", lr=0.8, momentum=0.5)
+    experts = Experts("lina", 2, gradients="between")
+    found, parts = trained(cost, sync, ADAMW, Zeppelin, 4, expert_parallel=2, experts=experts)
+    assert [one.loss for one in found] == pytest.approx(simulated(sync, ADAMW, parts, MOE, experts), rel=1e-12)
+    assert {one["gradients"]["count"] for step in found for one in step.expert_chunks["workers"]} == {3}
 
 
 def test_all_experts_are_inside_a_worker() -> None:

@@ -20,6 +20,7 @@ from tests.runtime.test_rounds import (
     trained,
 )
 from tests.runtime.test_step_executor import cost_of
+from tests.step.test_optimizer_on_hosts import HOST as STATE_HOST
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.describe.expert_schedule import TOKEN_CHOICE, USUAL_EXPERTS, Experts
@@ -102,6 +103,60 @@ def test_inputs_wait_in_host_memory_of_each_stage() -> None:
     found, parts = trained(cost, sync, ADAMW, in_two(Ring), 4)
     model = replace(cost.gpus.model, pipeline_parallel=1, stage_layers="even")
     assert [one.loss for one in found] == pytest.approx(simulated(sync, ADAMW, parts, model), rel=1e-12)
+
+
+# (cost, rounds, steps, what is on hosts, what else the strategy has)
+HOSTED: dict[str, Any] = {
+    "slowmo, ZeRO-1, all state": (
+        cost_of(4, 1, FIVE, sharding="zero1", **UNEVEN),
+        RoundSync(SLOWMO, 2, "node", lr=0.8, momentum=0.5),
+        4,
+        {"offload": "optimizer"},
+        {},
+    ),
+    "co2, tied embeddings, stages of two GPUs, state of four layers": (
+        cost_of(4, 2, replace(FIVE, tied_embeddings=True), sharding="zero1", **UNEVEN),
+        RoundSync(CO2, 2, "node", momentum=0.4, penalty="gap_aware", clip=0.02),
+        6,
+        {"offload": "optimizer", "optimizer_layers": 4, "host_updates": "after_backward"},
+        {},
+    ),
+    "streaming, two averages under way, state and parameters, ZeRO-3": (
+        cost_of(4, 1, FIVE, sharding="zero3", **UNEVEN),
+        RoundSync(STREAMING_DILOCO, 3, "node", momentum=0.4, fragments=2, delay=2, mixing=0.5),
+        6,
+        {"offload": "optimizer", "optimizer_layers": 3, "parameter_layers": 4},
+        {},
+    ),
+    "diloco, a dense layer before experts, shares of gradients between messages, inputs and state": (
+        cost_of(4, 2, DENSE_FIRST, sharding="zero1", recompute="full", stage_layers=(2, 1), **TWO),
+        RoundSync(DILOCO, 2, "node", lr=0.7, momentum=0.9),
+        4,
+        {"offload": "inputs_and_optimizer"},
+        {"expert_parallel": 2, "experts": Experts("fsmoe", "auto", gradients="between", skew=1.0)},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HOSTED)
+def test_state_rests_in_host_memory_of_each_stage(case: str) -> None:
+    """Losses are to the bit those with all on GPUs, and those of workers in one process."""
+    cost, sync, steps, what, strategy = HOSTED[case]
+    plain, parts = trained(cost, sync, ADAMW, in_two(Ring), steps, **strategy)
+    hosted = make_cost(replace(cost.gpus.cluster, **STATE_HOST), replace(cost.gpus.model, **what))
+    found, same = trained(hosted, sync, ADAMW, in_two(Ring), steps, **strategy)
+    assert same == parts
+    assert [one.loss for one in found] == [one.loss for one in plain]
+    played, experts = streamed if sync.method == STREAMING_DILOCO else simulated, strategy.get("experts", USUAL_EXPERTS)
+    model = replace(cost.gpus.model, pipeline_parallel=1, stage_layers="even")
+    assert [one.loss for one in found] == pytest.approx(played(sync, ADAMW, parts, model, experts), rel=1e-12)
+    assert all(one.checks["bytes"] > 0 for one in found)
+
+
+def test_what_is_on_hosts_goes_on_in_the_midst_of_a_round_to_the_bit(tmp_path: Path) -> None:
+    cost, sync, _, what, _ = HOSTED["streaming, two averages under way, state and parameters, ZeRO-3"]
+    cost = make_cost(replace(cost.gpus.cluster, **STATE_HOST), replace(cost.gpus.model, **what))
+    check_resumed(cost, sync, in_two(Ring), str(tmp_path / "checkpoint"), (4, 7))
 
 
 def test_a_run_goes_on_in_the_midst_of_a_round_to_the_bit(tmp_path: Path) -> None:

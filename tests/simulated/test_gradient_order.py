@@ -7,9 +7,9 @@ import pytest
 
 from tests.simulated.test_expert_degrees import BATCH, given
 from zbench.cost.fsmoe import ExpertLayerSeconds, LinearSeconds, divided_gradients, gradient_shares
-from zbench.describe.expert_schedule import DEGREES, Experts, GradientPieces
+from zbench.describe.expert_schedule import DEGREES, Experts, ExpertSchedule, GradientPieces
 from zbench.simulated.executor import Simulated
-from zbench.simulated.gradient_order import GradientSeconds
+from zbench.simulated.gradient_order import GradientSeconds, common_pieces
 
 
 @cache
@@ -51,6 +51,17 @@ def test_pieces_of_one_size_fill_gaps() -> None:
     assert gradients.in_fixed_pieces(1.0) == GradientPieces(7, 7, 0)
     assert replace(gradients, dense=1.0).in_fixed_pieces(0.0) == GradientPieces(7, 0, 7)
     assert replace(gradients, size=1.0, seconds=0.0, start=0.0).in_fixed_pieces(0.0) == GradientPieces(1, 1, 0)
+
+
+def test_pieces_that_workers_have_in_common() -> None:
+    """As many as each number divides that a schedule may choose: 13 of Lina's size here, eighths of FSMoE's."""
+    cost, _ = given()
+    parameters = Simulated(cost, expert_parallel=8).steps.parameters
+    for name, gradients, count in (
+        ("lina", "between", 13), ("fsmoe", "between", 8), ("clock", "between", 104), ("fsmoe", "layer", 1),
+        ("tutel", "layer", 1),
+    ):  # fmt: skip
+        assert common_pieces(ExpertSchedule(name, "auto", gradients), parameters) == count
 
 
 def test_shares_are_both_steps_of_the_partition() -> None:

@@ -139,6 +139,21 @@ def test_stages_of_a_worker_are_on_its_nodes(tmp_path: Path) -> None:
     assert {one["args"]["layer"] for one in averages} == {1, 3}
 
 
+@pytest.mark.parametrize(("worker", "stages"), [("rank", 1), ("node", 2)])
+def test_cpus_are_those_of_a_worker_s_node(worker: str, stages: int, tmp_path: Path) -> None:
+    """Whether a worker is a part of a node or several of them: each node's CPUs update what its GPUs have."""
+    more: dict[str, Any] = {"pipeline_parallel": 2, "num_layers": 5, "stage_layers": (2, 3)} if stages > 1 else {}
+    more["offload"] = "optimizer"
+    traced(RoundSync(LOCAL_SGD, 1, worker), BATCH, tmp_path / "t.json", 4, **more)
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    titles = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    found = defaultdict(set)
+    for one in (one for one in events if one["ph"] == "X" and titles[one["pid"], one["tid"]] == "CPUs"):
+        found[one["pid"]].add(one["name"].split()[0])
+    assert sorted(found) == [0, 1, 2, 3]
+    assert all(words == {"optimizer", "elementwise"} for words in found.values())  # updates, and what is averaged
+
+
 def test_messages_are_between_the_cluster_s_gpus(tmp_path: Path) -> None:
     """A worker's messages stay on its node, under its GPUs' own numbers."""
     sync = RoundSync(LOCAL_SGD, 2, "node")

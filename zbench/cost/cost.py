@@ -52,6 +52,8 @@ class Cost(LinearCost):
     layers_ahead: whose parameters are gathered ahead of the one under way in a backward (zbench.describe.overlap), of
         which planners' memory has to know.
     waits_for_hosts: whether copies to and from host memory take a layer's time (zbench.cost.memory.host_copies).
+    workers: that train apart in rounds, one of which this is the cost model of; 1: all are one. under_way: the share of
+        parameters of which averages of such rounds are under way at most. Memory asks for both.
     opens_step, closes_step: whether what is planned begins with the first micro-batch of a step, whose forward has the
         gathers of once a step, and ends with the last, whose backward has such reductions; not both where a planner
         sees a part of a batch.
@@ -74,6 +76,8 @@ class Cost(LinearCost):
     waits_for_hosts: bool = True
     experts: Experts = USUAL_EXPERTS
     draw: tuple[int, int | None] = (0, None)
+    workers: int = 1
+    under_way: float = 0.0
     opens_step: bool = True
     closes_step: bool = True
 
@@ -93,6 +97,11 @@ class Cost(LinearCost):
         """Returns the same cost model for another choice of experts, or another draw of it."""
         single = None if self.single is None else self.single.routed_by(experts, draw)
         return replace(self, experts=experts, draw=draw, single=single)
+
+    def of_rounds(self, workers: int, under_way: float) -> "Cost":
+        """Returns the same cost model of one of several workers that train apart, as of the fields."""
+        single = None if self.single is None else self.single.of_rounds(workers, under_way)
+        return replace(self, workers=workers, under_way=under_way, single=single)
 
     @property
     def not_waiting(self) -> "Cost":

@@ -49,7 +49,7 @@ def cost_like(cost: Cost, cluster: Cluster, model: Model, pipelines: bool) -> Co
     `make_cost`."""
     of_steps = cost.even_slices, cost.expert_gpus, cost.expert_cut, cost.exchanges, cost.layers_ahead
     found = make_cost(cluster, model, pipelines, *of_steps).routed_by(cost.experts, cost.draw)
-    found = found.of_part(cost.opens_step, cost.closes_step)
+    found = found.of_part(cost.opens_step, cost.closes_step).of_rounds(cost.workers, cost.under_way)
     return found if cost.waits_for_hosts else found.not_waiting
 
 
@@ -72,7 +72,10 @@ def _with_ranks(cluster: Cluster, model: Model) -> Model:
 
 def worker_cost(cost: Cost, sync: RoundSync) -> Cost:
     """Returns the cost model of one worker's GPUs, which are a cluster of its own."""
-    return cost_like(cost, sync.worker_cluster(cost.gpus.cluster, cost.tp, cost.pp), cost.gpus.model, False)
+    whole = cost.gpus.cluster
+    own = sync.worker_cluster(whole, cost.tp, cost.pp)
+    found = cost_like(cost, own, cost.gpus.model, False)
+    return found.of_rounds(whole.num_ranks // own.num_ranks, sync.under_way)
 
 
 def worker_gpus(cost: Cost, sync: RoundSync) -> int:

@@ -108,6 +108,15 @@ class RoundSync:
         """The rounds by which an average is old when it is used."""
         return 1 if self.method == CO2 else 0
 
+    @property
+    def under_way(self) -> float:
+        """The share of fragments whose averages are under way at once, the most."""
+        if self.age:
+            return 1.0
+        offsets = [self.offset(fragment) for fragment in range(self.fragments)]
+        every = [sum((step - one) % self.steps < self.delay for one in offsets) for step in range(self.steps)]
+        return max(every) / self.fragments
+
     def offset(self, fragment: int) -> int:
         """Returns the steps by which a fragment is averaged after the first one, and so after a round's begin."""
         return fragment * self.steps // self.fragments

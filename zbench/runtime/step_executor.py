@@ -47,6 +47,7 @@ from zbench.runtime.step_measured import step_loss, told_of_update, whole_step_r
 from zbench.runtime.steps.device_seconds import DeviceSeconds
 from zbench.runtime.steps.tokens import tokens_of
 from zbench.runtime.worker_clocks import StepClock
+from zbench.simulated.gradient_order import common_pieces
 from zbench.simulated.open_choices import chosen_by_workers, chosen_steps, told_of_workers
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.step.byte_law import chosen_rows, stated_bytes
@@ -152,7 +153,8 @@ class Torch:
         gpus = cluster.num_ranks, worker_gpus(self.cost, self.sync)
         choose = chosen_by_workers(self.experts.exchanges, self.cost, self.sync)
         own = self.sync, self.overlap, cluster, self.steps.experts, choose, (self.cost.tp, self.cost.pp)
-        return WorkerSteps(self.name, model, gpus, *own)
+        pieces = common_pieces(self.experts.exchanges, self.steps.parameters)
+        return WorkerSteps(self.name, model, gpus, *own, pieces)
 
     @property
     def first_step(self) -> int:

@@ -24,6 +24,7 @@ from zbench.interfaces.protocols import Ready
 from zbench.interfaces.result import NOT_ON_NVLINK, StepResult, kept_rows
 from zbench.plans.plan import ATTEND, Plan
 from zbench.simulated.drawn_rows import played_rows
+from zbench.simulated.gradient_order import common_pieces
 from zbench.simulated.known_steps import KnownSteps
 from zbench.simulated.open_choices import ChosenSteps, FullStep, chosen_by_workers, chosen_steps
 from zbench.simulated.recomputation import ChosenRecompute, forwards_again, recomputing
@@ -134,7 +135,8 @@ class Simulated:
         gpus = cluster.num_ranks, worker_gpus(self.cost, self.sync)
         choose = chosen_by_workers(self.experts.exchanges, self.cost, self.sync)
         own = self.sync, self.overlap, cluster, self.steps.experts, choose, (self.cost.tp, self.cost.pp)
-        steps = WorkerSteps("simulated", model, gpus, *own)
+        pieces = common_pieces(self.experts.exchanges, self.steps.parameters)
+        steps = WorkerSteps("simulated", model, gpus, *own, pieces)
 
         def told(batch: Batch, plans: tuple[Plan, ...], played: PlayedStep, cost: Cost) -> StepResult:
             own = replace(self, cost=cost, sync=EVERY)

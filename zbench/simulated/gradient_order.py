@@ -6,12 +6,12 @@ seconds by its closed form (zbench.cost.fsmoe); its shares are eighths here.
 """
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, lcm
 
 from zbench.cost.fsmoe import ExpertLayerSeconds, LinearSeconds, gradient_shares
-from zbench.describe.expert_schedule import MOST_PIECES, GradientPieces
+from zbench.describe.expert_schedule import FSMOE, LINA, MOST_PIECES, ExpertSchedule, GradientPieces
 from zbench.simulator.steps.least.traffic import LAYER, StepTraffic
-from zbench.step.passes.parameters.zero import GRADIENT_BYTES
+from zbench.step.passes.parameters.zero import GRADIENT_BYTES, ShardedParameters
 
 LINA_PIECE_BYTES = 30e6  # of gradients on a GPU: as FSMoE's authors have it for Lina (arXiv 2501.10714, section 6.4)
 _EIGHTHS = 8  # a judgement: each one more is a cell more of every parameter on every GPU
@@ -39,13 +39,13 @@ class GradientSeconds:
         nics = traffic.cost.cluster.num_nics
         reduced, gathered = traffic.reduce(LAYER), traffic.gather_again(LAYER)
         seconds, others = (float(one.ports[:, :nics].sum(axis=0).max(initial=0.0)) for one in (reduced, gathered))
-        size = traffic.of.layer_elements * max(GRADIENT_BYTES, traffic.cost.model.element_bytes)
-        return GradientSeconds(seconds, float(reduced.latency.max(initial=0.0)), max(0.0, dense - others), float(size))
+        start, size = float(reduced.latency.max(initial=0.0)), _gradient_bytes(traffic.of)
+        return GradientSeconds(seconds, start, max(0.0, dense - others), size)
 
     def in_fixed_pieces(self, slack: float) -> GradientPieces:
         """Returns pieces of one size, each a message. slack: seconds in which no experts' message is on its way while
         tokens are with their experts; the last piece that begins then goes on."""
-        count = min(max(1, ceil(self.size / LINA_PIECE_BYTES)), MOST_PIECES)
+        count = _fixed_pieces(self.size)
         each = max(self.seconds / count, self.start)
         inside = min(count, ceil(slack / each)) if each else count
         beside = min(count - inside, ceil(self.dense / each)) if each else 0
@@ -62,3 +62,22 @@ class GradientSeconds:
         """Returns shares as pieces, those of one place a message together."""
         first = round(_EIGHTHS * inside)
         return GradientPieces(_EIGHTHS, first, min(round(_EIGHTHS * beside), _EIGHTHS - first), apart=False)
+
+
+def common_pieces(schedule: ExpertSchedule, parameters: ShardedParameters) -> int:
+    """Returns the least number that every number of pieces divides which a schedule may choose for a batch: workers
+    that train apart cut their parameters in as many, so that they have the same cells whatever each of them chooses."""
+    if not schedule.reduces_between:
+        return 1
+    fixed = _fixed_pieces(_gradient_bytes(parameters))
+    return {LINA: fixed, FSMOE: _EIGHTHS}.get(schedule.name, lcm(fixed, _EIGHTHS))
+
+
+def _gradient_bytes(parameters: ShardedParameters) -> float:
+    """Returns the bytes of a layer's gradients on a GPU."""
+    return float(parameters.layer_elements * max(GRADIENT_BYTES, parameters.model.element_bytes))
+
+
+def _fixed_pieces(size: float) -> int:
+    """Returns in how many pieces of Lina's size so many bytes are."""
+    return min(max(1, ceil(size / LINA_PIECE_BYTES)), MOST_PIECES)

@@ -30,7 +30,7 @@ from zbench.simulator.steps.play import PlayedStep, play_layers, play_step
 from zbench.step.passes.memory.host_memory import checked_host_bytes
 from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.step.passes.rounds.order import RoundEnd, round_ends, under_way
-from zbench.step.passes.rounds.outer_step import NOW, PHASES, REDUCED, TAKEN
+from zbench.step.passes.rounds.outer_step import ARRIVED, LATER, NOW, PHASES, REDUCED, SENT, TAKEN
 from zbench.step.passes.rounds.worker_steps import WorkerStep, WorkerSteps
 from zbench.step.template import Step
 from zbench.trace.part import StepPart
@@ -175,19 +175,24 @@ class PlayedRounds:
             return []
         cluster, found = self.cost.gpus.cluster, np.array(own, np.int64)
         if self.steps.model.rests_on_hosts:
-            ends = self.end(self.steps.whole).memory.peak[self.steps.gpus[0] :]
-            found = np.maximum(found + self.resting[self.steps.gpus[0] :], ends)
+            # With stages each GPU has a part of its node's, all of which are there together, each at its fullest.
+            of_hosts = self.resting, self.end(self.steps.whole).memory.peak
+            rests, ends = (one[self.steps.gpus[0] :].reshape(len(own), -1).sum(axis=1) for one in of_hosts)
+            found = np.maximum(found + rests, ends)
         return checked_host_bytes(found.reshape(cluster.num_nodes, -1).sum(axis=1), self.steps.model, cluster)
 
     @cached_property
     def resting(self) -> Any:
         """The bytes of every GPU and every worker's host memory beside the worker's step: outer parameters and
-        momentum, and averages under way, where these are most."""
+        momentum, and averages under way, where these are most: what is sent of them stays until it has arrived."""
         steps, sync = self.steps, self.steps.sync
         outer = self._held(steps.whole, "pm")
         second = range(sync.steps, 2 * sync.steps)  # the first round has fewer under way
         moments = {tuple(under_way(sync, step).items()) for step in second}
-        late = [sum(self._held(steps.end(*one).step, "d") for one in moment) for moment in sorted(moments)]
+        left = {LATER: LATER, ARRIVED: SENT}  # how what arrives with an end has left
+        late = [
+            sum(self._held(steps.end(one, left[kind]).step, "d") for one, kind in moment) for moment in sorted(moments)
+        ]
         return outer + max(late, key=lambda one: int(np.max(one)))
 
     def _held(self, step: Step, names: str) -> Any:

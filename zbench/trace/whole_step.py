@@ -38,7 +38,7 @@ def whole_step_events(program: HopByHop, timeline: Timeline, cluster: Cluster) -
         (name, args), about = played_operation(one, op), token_lists(one.variant.of.layout, one.variant.ops[op])
         begin, end, link = float(timeline.start[hop]), float(timeline.release[hop]), int(table[CLASS, hop])
         if link < 0:
-            node, track = _computing_track(cluster, int(table[RANK, hop]))
+            node, track = _computing_track(cluster, int(table[RANK, hop]), one.variant.of.step.num_hosts)
             yield complete_event(name, node, track, begin, end - begin, args), about
             continue
         count, whole = int(hops.channels[hop]), bool(hops.whole[hop])
@@ -57,11 +57,12 @@ def played_operation(one: PlayedInstance, op: int) -> tuple[str, Event]:
     return name, args | ({"from": int(row[2]), "to": int(row[3])} if row[0] in (SEND, MOVE) else {})
 
 
-def _computing_track(cluster: Cluster, place: int) -> tuple[int, int]:
-    """Returns (node, thread) of the computes of a GPU, or of a node's CPUs, whose track is the last one."""
+def _computing_track(cluster: Cluster, place: int, hosts: int) -> tuple[int, int]:
+    """Returns (node, thread) of the computes of a GPU, or of a node's CPUs, whose track is the last one, also where
+    each of its GPUs has a part of its memory. hosts: host memories of the step."""
     if place < cluster.num_ranks:
         return divmod(place, cluster.gpus_per_node)
-    return place - cluster.num_ranks, len(track_titles(cluster)[0]) - 1
+    return (place - cluster.num_ranks) * cluster.num_nodes // hosts, len(track_titles(cluster)[0]) - 1
 
 
 def _nic_track(cluster: Cluster, local: int, way: int, channel: int) -> int:

@@ -18,7 +18,7 @@ from zbench.step.passes.rounds.outer_on_hosts import outer_on_hosts
 from zbench.step.passes.rounds.outer_parameters import OuterParameters
 from zbench.step.passes.rounds.outer_step import LATER, NOW, PHASES, outer_step
 from zbench.step.passes.rounds.worker_steps import WorkerSteps
-from zbench.step.passes.routing import ExpertParallel
+from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.reading.read import read_step
 from zbench.step.template import Step
 from zbench.step.text import step_text
@@ -43,6 +43,40 @@ def test_every_shape_of_workers_and_layers(kind: str, counts: tuple[int, int]) -
             step = made(kind, shape, counts, "3" if counts[1] else "1", outside)
             assert (fault(step), unrolled_fault(step)) == ("", "")
             assert step_text(read_step(step_text(step))) == step_text(step)
+
+
+@pytest.mark.parametrize("kind", PHASES)
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("gpus", "worker", "degree"), [(4, 2, 1), (8, 4, 2)])
+def test_stages_of_every_worker(kind: str, tied: bool, gpus: int, worker: int, degree: int) -> None:
+    """Each GPU has a part of its node's memory, where its stage's layers are, the table or the head among them."""
+    model = replace(FOUR, num_layers=5, tied_embeddings=tied, pipeline_parallel=2).with_stages(2)
+    for counts in ((5, 0), (2, 0), (5, 5), (1, 4), (0, 2)):
+        of = OuterParameters.of(model, (gpus, worker), "3" if counts[1] else "1", TOGETHER, (degree, 2))
+        for outside in (True, False):
+            plain = outer_step(model, of, kind, outside, (0, 5), (0, 2))
+            step = outer_on_hosts(plain, HostLayers(5, *counts), range(5), worker, tied)
+            assert (fault(step), unrolled_fault(step)) == ("", "")
+            assert step_text(read_step(step_text(step))) == step_text(step)
+            assert step.num_hosts == gpus
+            for one, other in zip(stated_bytes(plain), stated_bytes(step), strict=True):
+                assert one == {name: sizes for name, sizes in other.items() if name != "host"}
+
+
+def test_state_of_a_stage_is_on_its_own_hosts() -> None:
+    """State of the last two of five layers, and of the head: of the second stage, of three layers, alone."""
+    model = replace(FOUR, num_layers=5, sharding="zero1", offload="optimizer", optimizer_layers=2)
+    model = replace(model, pipeline_parallel=2)
+    steps = WorkerSteps("test", model, (8, 4), RoundSync(SLOWMO, 2), degrees=(1, 2))
+    step = steps.whole
+    layout, hosts = step.layouts[0], set[int]()
+    for row, first, last in step.resting(step.begins):
+        if row[2] >= 0 and layout.tensors[row[0]].name[0] in "sp":
+            there = np.asarray(layout.lists[row[2]]) - step.num_gpus
+            shifts = {int(step.shifts[0, layer]) for layer in range(first, last + 1)} or {0}
+            found = {int(one) + shift for one in there[there >= 0] for shift in shifts}
+            hosts |= found
+    assert hosts == {2, 3, 6, 7}
 
 
 @pytest.mark.parametrize("kind", PHASES)

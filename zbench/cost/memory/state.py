@@ -249,7 +249,8 @@ def _state_bytes(
 
     Norms' gains and routers are not cut: every GPU has them, and one their state. Experts lie over GPUs of their own:
     each has its part of them, and what ZeRO cuts it cuts over the GPUs that have the same part. What rests in host
-    memory is not there: parameters (resting), and optimizer state (updated).
+    memory is not there: parameters (resting), and optimizer state (updated). Where workers train apart in rounds there
+    are outer parameters besides, evenly over the GPUs of all workers.
     """
     model, found = cost.model, float(cost.model.lse_bytes)  # a loss
     on_hosts, sizes = (resting, _NOTHING, updated), (model.element_bytes, GRADIENT_BYTES, ADAM_BYTES)
@@ -261,6 +262,9 @@ def _state_bytes(
         share, experts = 1 / ranks, params.of_experts - gone.of_experts
         of_rest = share * (params.all - gone.all - experts) + (cost.tp - share) * _gains(model, layers - away)
         found += size * (of_rest + experts * cost.tp / gpus)
+    if cost.workers > 1:  # outer parameters, and their momentum, are where optimizer state is, averages on GPUs
+        outer = 2 * (params.all - updated.params.all) / cost.workers + cost.under_way * params.all
+        found += max(GRADIENT_BYTES, model.element_bytes) * outer / cost.cluster.num_ranks
     return int(found)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from zbench.describe.checks import CHOSEN
 from zbench.describe.degrees import NESTED
 from zbench.describe.exchanges import NONE, ExchangeOverlap
-from zbench.describe.expert_schedule import FLAT, LINA, PLANNED, SEQUENTIAL, WITH_LAYER, Experts
+from zbench.describe.expert_schedule import FLAT, PLANNED, SEQUENTIAL, Experts
 from zbench.describe.job import TRAINING, RolloutJob
 from zbench.describe.layers.on_hosts import ACROSS_STEPS, AFTER_BACKWARD, AS_GRADIENTS_COME
 from zbench.describe.model import NONE as NOWHERE
@@ -87,12 +87,6 @@ class TrainingStrategy:
             ValueError: the message names the key of the other group.
         """
         sync, experts = f"sync={self.sync.method}", self.experts
-        if experts.exchanges.reduces_between:
-            instead = " and another schedule, as experts=pipemoe" if experts.schedule == LINA else ""
-            raise ValueError(
-                f"experts.gradients is {experts.gradients}; with {sync} workers would cut a layer's gradients, and so "
-                f"its shards, in pieces of their own, which no average adds up, so it takes {WITH_LAYER}{instead}"
-            )
         if experts.homes != PLANNED:
             raise ValueError(
                 f"experts.homes is {experts.homes}; with {sync} tokens live where each worker's planner has them, so "

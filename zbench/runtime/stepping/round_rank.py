@@ -62,7 +62,7 @@ class RoundRank(SteppingRank):
         self.board.say("drawing parameters")
         prepared = PreparedStep.of(step, self.rank, self.outer.machine, (), ())
         self.outer.begin(prepared, InitialWeights(self.model, self.job.seed))
-        self.runner.stores = {self._own_place(place): store for place, store in self.outer.stores.items()}
+        self.runner.stores = {self._own_place(step, place): store for place, store in self.outer.stores.items()}
 
     def local_step(self, batch: Batch, train: bool, noted: bool, own: OwnStep | None) -> StepReport:
         """Runs this rank's part of its worker's step. own: that step, its tokens and the seconds of its computes; None
@@ -138,11 +138,10 @@ class RoundRank(SteppingRank):
         self.board.resume()
 
     # -- inside ---------------------------------------------------------------------------------------
-    def _own_place(self, place: int) -> int:
-        """Returns the place of a worker's own step that is a place of all workers: a GPU, or the worker's host
-        memory."""
-        num_gpus, each = self.job.cost.gpus.cluster.num_ranks, self.job.worker_gpus
-        return place % each if place < num_gpus else each
+    def _own_place(self, step: Step, place: int) -> int:
+        """Returns the place of a worker's own step that is a place of the end of a round: a GPU, or a host memory."""
+        each, at_host = self.job.worker_gpus, place - step.num_gpus
+        return place % each if at_host < 0 else each + at_host % (step.num_hosts * each // step.num_gpus)
 
     def _prepared_end(self, end: FragmentEnd, seconds: Seconds = ()) -> PreparedStep:
         return PreparedStep.of(end.step, self.rank, self.outer.machine, (), (), end.layers, seconds)

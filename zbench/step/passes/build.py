@@ -106,7 +106,7 @@ def whole_step(
         )
     experts.check(model, groups * degree)
     starts = stage_starts(model, stages, groups * degree)
-    parameters = ShardedParameters(model, groups, degree, cut.stage, overlap, experts.degree, cut.pieces).kept
+    parameters = ShardedParameters(model, groups, degree, cut.stage, overlap, experts.degree, cut.cells).kept
     shared, two_level = model.shared_experts > 0, experts.node > 0
     router = RouterFormulas(model.gate, model.router, experts.routing, experts.counted, experts.inside_first)
     kinds = model.num_experts > 1, model.kind_of_head, shared, two_level, some is not None

@@ -5,6 +5,7 @@ Whoever plays steps and whoever executes them build them here, so that both have
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import lcm
 
 from zbench.describe.batch import Batch
 from zbench.describe.checks import CHOSEN, FEWEST
@@ -47,7 +48,8 @@ class ProvenSteps:
     recomputation. num_gpus: of all stages; tensor_parallel, stages: degrees; overlap: what is beside the layers' work
     (how far ahead parameters are gathered, gradients' buckets, exchanges of groups); experts: how those of a model that
     has some are laid out and chosen. cluster: of GPUs; None: nothing has to fit. workers: that train apart in rounds,
-    of which these steps are one's (zbench.step.passes.rounds); num_gpus are its own. recompute: what is recomputed of
+    of which these steps are one's (zbench.step.passes.rounds); num_gpus are its own. pieces: a number that those of
+    gradients divide in all steps of all workers, so that all cut parameters alike. recompute: what is recomputed of
     layers, None: as the model says. offloaded: of each plan, of how many first layers something is in host memory,
     likewise; of which tokens overlap says, or the model. begun: whether steps begin with gradients in host memory where
     CPUs update across steps; a run's first one does not.
@@ -65,6 +67,7 @@ class ProvenSteps:
     experts: ExpertParallel = TOGETHER
     cluster: Cluster | None = None
     workers: int = 1
+    pieces: int = 1
     recompute: str | SomeLayers | None = None
     offloaded: tuple[int, ...] | None = None
     begun: bool = True
@@ -202,7 +205,12 @@ class ProvenSteps:
         """The parameters on the GPUs of a stage."""
         groups, zero = self.num_gpus // self.stages // self.tensor_parallel, zero_of(self.model)
         degrees = self.tensor_parallel, zero, self.overlap, self.experts.degree
-        return ShardedParameters(self.model.with_stages(self.stages), groups, *degrees, self.workers)
+        return ShardedParameters(self.model.with_stages(self.stages), groups, *degrees, self._cut.cells)
+
+    @property
+    def _cut(self) -> ZeroCut:
+        """The stage of ZeRO or degrees, and the cells that workers have in common."""
+        return ZeroCut(zero_of(self.model), lcm(self.workers, self.pieces))
 
     def with_chunks(self, chunks: ExpertChunks) -> "ProvenSteps":
         """Returns the steps in which tokens go to experts in these chunks."""
@@ -255,7 +263,7 @@ class ProvenSteps:
         if plans[0].pipelines is not None:
             self.check_pipelines()
         model, shares = self.model, self._shares(plans)
-        zero, degree, experts = ZeroCut(zero_of(model), self.workers), self.tensor_parallel, self.experts.of(batch)
+        zero, degree, experts = self._cut, self.tensor_parallel, self.experts.of(batch)
         again = self._of_model if self.recompute is None else self.recompute
         overlap = replace(self.overlap, shares=shares)
         step = self._in_levels(whole_step(model, plans, degree, zero, overlap, again, experts, self.stages))
@@ -275,8 +283,8 @@ class ProvenSteps:
             ValueError: the model has experts or inputs of layers on hosts, or plans have pipelines.
             zbench.step.proof.prove.StepError: the step is wrong, which is a bug.
         """
-        zero = ZeroCut(zero_of(self.model), self.workers)
-        step = self._in_levels(forward_step(self.model, plans, self.tensor_parallel, zero, self.overlap, self.stages))
+        step = forward_step(self.model, plans, self.tensor_parallel, self._cut, self.overlap, self.stages)
+        step = self._in_levels(step)
         prove_step(step)
         return step
 

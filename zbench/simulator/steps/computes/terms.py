@@ -37,7 +37,14 @@ _DERIVATIVE = re.compile(r"_d(\d)$")
 # Kinds of rows: no matmul; a parameter's update; matmuls, of which some have the loss's passes through memory beside
 # them, forward and backward, and some bring hidden states into another order.
 PASSES, UPDATE, MATMUL, SCORE, SCORE_BACK, SORTING = range(6)
-_NONE, _RESULT, _FIRST, _SECOND, _ALL = range(5)  # what elementwise work passes through memory
+_NONE, _RESULT, _FIRST, _SECOND, _THIRD, _ALL = range(6)  # what elementwise work passes through memory
+# Where a round ends a parameter in its state is read or written, a third of it, and the moments beside it are not:
+# contribute(s, share) -> d reads it, and take(w, s, c) -> w, s reads it, to mix it with c or to write w of it, and
+# writes it (zbench.runtime.handlers.optimizer.RoundUpdate). What passes, and how often.
+_OF_STATE: Mapping[str, tuple[tuple[int, float], ...]] = MappingProxyType({
+    "contribute": ((_FIRST, 1 / 3), (_RESULT, 1)),
+    "take": ((_SECOND, 2 / 3), (_THIRD, 1), (_RESULT, 1)),
+})  # fmt: skip
 
 
 class TermRows(NamedTuple):
@@ -63,7 +70,7 @@ class _Taken(NamedTuple):
     kind: int
     name: str
     of: int
-    times: int
+    times: float
     starts: int
 
 
@@ -87,10 +94,8 @@ def _rows_of(form: LayoutForm, element_bytes: int, is_fused: bool) -> TermRows:
         at, results = begin, (begin + len(formula.operands), len(formula.results))
         for term in formula.terms:
             count = len(term.operands)
-            taken = _taken(term.function, count == 1)
-            if taken is not None:
-                kind, name, of, times, starts = taken
-                passed = ((0, 0), (results[0], 1), (at, 1), (at + 1, 1), results)[of]
+            for kind, name, of, times, starts in _taken(term.function, count == 1):
+                passed = ((0, 0), (results[0], 1), (at, 1), (at + 1, 1), (at + 2, 1), results)[of]
                 rows.append((at, count, *passed, of == _ALL, kind, times * each[name], starts))
             at += count
         rows += _added(formula, results[0], each["add"])
@@ -120,8 +125,16 @@ def _parsed(function: str) -> tuple[str, str, str]:
 
 
 @cache
-def _taken(function: str, alone: bool) -> _Taken | None:
-    """Returns what a function takes, None if nothing. alone: whether it has one operand."""
+def _taken(function: str, alone: bool) -> tuple[_Taken, ...]:
+    """Returns what a function takes, () if nothing. alone: whether it has one operand."""
+    if function in _OF_STATE:
+        return tuple(_Taken(PASSES, "", of, times, int(at == 0)) for at, (of, times) in enumerate(_OF_STATE[function]))
+    found = _work(function, alone)
+    return () if found is None else (found,)
+
+
+def _work(function: str, alone: bool) -> _Taken | None:
+    """Returns what a function takes that is one work, None if nothing. alone: whether it has one operand."""
     function, name, derived = _parsed(function)
     if function in _FREE or (not name and alone):
         return None

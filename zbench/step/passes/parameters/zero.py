@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
+from math import lcm
 
 import numpy as np
 
@@ -109,11 +110,11 @@ def weight_elements(model: Model) -> Mapping[str, int]:
 
 @dataclass(frozen=True)
 class ZeroCut:
-    """A stage of ZeRO or degrees, and the pieces in which a GPU's share of a slice is cut (1 but for workers of
-    rounds)."""
+    """A stage of ZeRO or degrees, and the cells in which a GPU's share of a slice is cut at least (1 but for workers
+    of rounds)."""
 
     stage: str | ShardDegrees
-    pieces: int = 1
+    cells: int = 1
 
     @staticmethod
     def of(zero: "str | ShardDegrees | ZeroCut") -> "ZeroCut":
@@ -124,8 +125,8 @@ class ZeroCut:
 @dataclass(frozen=True)
 class ShardedParameters:
     """The parameters of a step on `groups` tensor-parallel groups of `degree` GPUs, and of expert-parallel groups of
-    `experts` GPUs: a parameter is cut in slices, one for each GPU of a group. pieces: in which a GPU's share of a slice
-    is cut, where so many workers have the same parameters (zbench.step.passes.rounds)."""
+    `experts` GPUs: a parameter is cut in slices, one for each GPU of a group. cells: in which a GPU's share of a slice
+    is cut at least, where several workers have the same parameters (zbench.step.passes.rounds)."""
 
     model: Model
     groups: int
@@ -133,7 +134,7 @@ class ShardedParameters:
     stage: str | ShardDegrees
     overlap: StepOverlap
     experts: int = 1
-    pieces: int = 1
+    cells: int = 1
 
     def __post_init__(self) -> None:
         if self.stage not in STAGES and not isinstance(self.stage, ShardDegrees):
@@ -335,10 +336,15 @@ class ShardedParameters:
         return 2 if self.model.has_two_tables and weight in TABLES else 1
 
     @property
-    def _cells(self) -> int:
-        """The cells that a GPU's share of a slice is cut in: pieces of gradients, of which each worker has one."""
+    def _gradient_pieces(self) -> int:
+        """The pieces that a layer's gradients are reduced in."""
         between = self.overlap.experts.gradients
-        return self.pieces * (1 if between is None else between.count)
+        return 1 if between is None else between.count
+
+    @property
+    def _cells(self) -> int:
+        """The cells that a GPU's share of a slice is cut in, of which every piece of gradients has as many."""
+        return lcm(self.cells, self._gradient_pieces)
 
     @cached_property
     def shards(self) -> Mapping[str, tuple[Ints, Ints]]:
@@ -349,10 +355,11 @@ class ShardedParameters:
         }
 
     def pieces_of(self, weight: str) -> Ints:
-        """Returns the piece of a GPU's share that each shard of a parameter is, 0 of one that is whole."""
+        """Returns the piece of gradients that each shard of a parameter is of, 0 of one that is whole."""
         if weight in WHOLE:
             return np.zeros(1, np.int64)
-        return np.asarray(self._numbered[weight][1] // self._halves(weight) % self._cells, np.int64)
+        cell = self._numbered[weight][1] // self._halves(weight) % self._cells
+        return np.asarray(cell * self._gradient_pieces // self._cells, np.int64)
 
     def indices(self) -> tuple[Index, ...]:
         """Returns the indices of shards, z and the parameter's name."""

@@ -9,9 +9,10 @@ parameter and its momentum are, too, in that of their home's worker, and its CPU
     c = p                           on the host; c is sent to the GPU, and gathered between GPUs
     w, s := take(w, s, c)           on every worker's host, to which c is sent; w is sent back to the GPU
 
-Every worker has a host memory of its own here: its node's, or, where it is a rank, its part of that. An average that is
-under way is on GPUs, so that nothing but messages between workers is waited for where it is used. Where parameters rest
-in host memory alone and their state does not, a GPU brings them, takes them and sends them back.
+Every worker has a host memory of its own here: its node's, or, where it is a rank, its part of that; with stages each
+of its GPUs has a part of one, as in its own steps. An average that is under way is on GPUs, so that nothing but
+messages between workers is waited for where it is used. Where parameters rest in host memory alone and their state does
+not, a GPU brings them, takes them and sends them back.
 """
 
 from collections.abc import Sequence
@@ -26,20 +27,24 @@ from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import COMPUTE, MOVE, SEND, Operations, operation_row
 from zbench.step.passes.memory.at_hosts import HostItems, HostLayers, KindOf, OnHosts, Rows, of_one_kind
 from zbench.step.passes.memory.by_layers import by_layers
+from zbench.step.passes.memory.kept_on_hosts import gpus_of_a_host
 from zbench.step.passes.rounds.outer_step import SHARE
-from zbench.step.template import Items, Step, Template
+from zbench.step.template import AT_HOME, Items, Step, Template
 from zbench.step.tensor import NONE
 
 _OF_PARAMETER = ("", "s", "d", "p", "m", "c")  # before its name: itself, and what there is of it
 
 
-def outer_on_hosts(step: Step, layers: HostLayers, numbers: Sequence[int], worker_gpus: int) -> Step:
+def outer_on_hosts(
+    step: Step, layers: HostLayers, numbers: Sequence[int], worker_gpus: int, two_tables: bool = False
+) -> Step:
     """Returns the end of a round of workers of so many GPUs each, with what `layers` says in host memory. numbers:
-    those that the step's layers have in the model."""
-    num_hosts, layout = step.num_gpus // worker_gpus, step.layouts[0]
+    those that the step's layers have in the model. two_tables: as of HostItems."""
+    each, layout = gpus_of_a_host(step, worker_gpus), step.layouts[0]
+    num_hosts = step.num_gpus // each
     sizes = {one.name: len(one) for one in layout.indices}
     lists = ListTable.of(layout.lists, sizes, step.num_gpus + num_hosts)
-    of = _OuterItems(HostItems(layout, lists, step.num_gpus, worker_gpus, layers))
+    of = _OuterItems(HostItems(layout, lists, step.num_gpus, each, layers, two_tables=two_tables))
 
     def kind_of(layer: int) -> OnHosts:
         return layers.of_layer(numbers[layer])
@@ -66,7 +71,8 @@ def outer_on_hosts(step: Step, layers: HostLayers, numbers: Sequence[int], worke
 
 def _is_of_layers(template: Template, layout: StepLayout) -> bool:
     """Returns whether a template is of parameters of layers, and not of those outside."""
-    return any(layout.tensors[tensor].layers != NONE for tensor in np.unique(template.needs.tensor).tolist())
+    needs = [layout.tensors[tensor] for tensor in np.unique(template.needs.tensor).tolist()]
+    return any(one.layers != NONE and one.name != SHARE for one in needs)
 
 
 @dataclass(frozen=True)
@@ -91,11 +97,11 @@ class _OuterItems:
             return [row, self._at_hosts(row)]
         before, weight = self._parameters[row[0]]
         kind = self.of.kind(weight, row[1], kind_of)
-        if before in ("p", "m") and kind.state:
+        if before in ("p", "m") and kind.state and row[2] == AT_HOME:
             homes = self.of.by_place(row[0], self.of.homes_of(row[0]))
             hosts = [(self.of.lists.number(PLACE, [self.of.host(home)]), cells) for home, cells in homes]
             return [[*row[:2], host, *cells, *row[5:]] for host, cells in hosts]
-        if (before == "s" and kind.state) or (not before and kind.parameters):
+        if (before in ("s", "p", "m") and kind.state) or (not before and kind.parameters):
             return [self._at_hosts(row)]
         return [row, self._at_hosts(row)] if not before and kind.state else [row]
 

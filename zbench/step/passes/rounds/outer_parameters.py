@@ -8,6 +8,7 @@ parameter or of experts is averaged between the GPUs that have it.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import lcm
 
 import numpy as np
 
@@ -36,12 +37,16 @@ class OuterParameters(ShardedParameters):
         stage: str | ShardDegrees,
         experts: ExpertParallel = TOGETHER,
         degrees: tuple[int, int] = (1, 1),
+        pieces: int = 1,
     ) -> "OuterParameters":
         """Returns the parameters of workers whose own shards are of a stage of ZeRO. gpus: of all workers, and of one;
-        degrees: of tensor parallelism, whose groups have a slice on each of their GPUs, and of stages of a pipeline."""
+        degrees: of tensor parallelism, whose groups have a slice on each of their GPUs, and of stages of a pipeline.
+        pieces: as of zbench.step.passes.proven.ProvenSteps."""
         tensor_parallel, stages = degrees
         groups = gpus[0] // tensor_parallel // stages
-        more = experts.degree, 1, gpus[1] // stages, stages, experts.tensor_parallel
+        workers = gpus[0] // gpus[1]
+        cells = lcm(workers, pieces) // workers  # of a share of one worker among all
+        more = experts.degree, cells, gpus[1] // stages, stages, experts.tensor_parallel
         return OuterParameters(model, groups, tensor_parallel, stage, StepOverlap(0), *more)
 
     @property

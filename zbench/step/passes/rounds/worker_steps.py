@@ -76,7 +76,8 @@ class WorkerSteps:
     the cluster, and of a worker. overlap, experts: of a worker's own steps, as in ProvenSteps; all experts are inside
     each worker. cluster: of all GPUs, of which each worker has its part; None: nothing has to fit. degrees: of tensor
     parallelism and of stages, all of which are inside each worker, too.
-    choose: what the strategy leaves open for every batch, of a worker's steps and its plans.
+    choose: what the strategy leaves open for every batch, of a worker's steps and its plans. pieces: as in ProvenSteps,
+    of whatever is chosen.
 
     Raises:
         ValueError: there are no such steps.
@@ -91,6 +92,7 @@ class WorkerSteps:
     experts: ExpertParallel = TOGETHER
     choose: Choose = nothing_open
     degrees: tuple[int, int] = (1, 1)
+    pieces: int = 1
 
     def __post_init__(self) -> None:
         if self.workers < 2:
@@ -121,16 +123,6 @@ class WorkerSteps:
                 f"sync.fragments is {self.sync.fragments}; {where} has {layers} layers, and every fragment some of "
                 f"them, so it takes 1 to {layers}"
             )
-        for key, rests, takes in (
-            ("offload", self.model.layers_updated_on_hosts, "none, inputs or activations"),
-            ("parameter_layers", self.model.parameters_on_hosts, "none"),
-        ):
-            if stages > 1 and rests:
-                raise ValueError(
-                    f"memory.{key} is {getattr(self.model, key)}; with sync={self.sync.method} and "
-                    f"parallel.pipeline_parallel={stages} a round ends with all parameters and their state on GPUs, so "
-                    f"it takes {takes}"
-                )
         prove_ages(self.sync, self.workers)
 
     @property
@@ -150,12 +142,14 @@ class WorkerSteps:
             experts=self.experts,
             cluster=None if self.cluster is None else self.sync.worker_cluster(self.cluster, *self.degrees),
             workers=self.workers,
+            pieces=self.pieces,
         )
 
     @property
     def parameters(self) -> OuterParameters:
         """The parameters of all workers."""
-        return OuterParameters.of(self._laid, self.gpus, zero_of(self.model), self.experts, self.degrees)
+        own = zero_of(self.model), self.experts, self.degrees, self.pieces
+        return OuterParameters.of(self._laid, self.gpus, *own)
 
     @property
     def _laid(self) -> Model:
@@ -207,7 +201,7 @@ class WorkerSteps:
         if key not in self._known:
             step = outer_step(self._laid, self.parameters, kind, outside, counts, starts)
             if uses_hosts:
-                step = outer_on_hosts(step, resting, layers, self.gpus[1])
+                step = outer_on_hosts(step, resting, layers, self.gpus[1], self._laid.has_two_tables)
             prove_step(step)
             self._known[key] = step
         return self._known[key]
