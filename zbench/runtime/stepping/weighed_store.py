@@ -6,7 +6,7 @@ read or written since, so that a small step takes some 4 % more of the cores (py
 the commit before it).
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -94,7 +94,9 @@ class WeighedStore(Store):
 
     def _look_at(self, key: Key) -> None:
         """Counts the pieces that a tensor has now."""
-        found = _pieces_of(self.held.get(key, {}).values())
+        found: Pieces = {}
+        for slab in {id(slab): slab for slab in self.held.get(key, {}).values()}.values():
+            found |= slab.pieces()
         for address, size in found.items():
             if address not in self._users:
                 self._bytes += size
@@ -104,20 +106,11 @@ class WeighedStore(Store):
 
 
 def held_bytes(held: Held) -> int:
-    """Returns the bytes of all pieces of memory in which cells lie that were set aside, each once."""
-    return sum(_pieces_of([slab for cells in held.values() for slab in cells.values()]).values())
+    """Returns the bytes of all pieces of memory, each once, that cells take which were set aside: with what waits to be
+    added to them, which stays there as long as they do."""
+    pieces: Pieces = {}
+    for slab in {id(slab): slab for cells in held.values() for slab in cells.values()}.values():
+        pieces |= slab.every_piece()
+    return sum(pieces.values())
 
 
-def _pieces_of(slabs: Iterable[Slab]) -> Pieces:
-    """Returns the pieces of memory that slabs lie in; each may be there more than once."""
-    found = dict[int, int]()
-    for slab in {id(slab): slab for slab in slabs}.values():
-        found |= _pieces(slab)
-    return found
-
-
-def _pieces(slab: Slab) -> Pieces:
-    """Returns the pieces of memory that a slab lies in; what is on its way has no address yet."""
-    if slab.there is None:
-        return {-id(slab): slab.format.num_bytes(slab.first, slab.second)}
-    return {memory.data_ptr(): memory.nbytes() for memory in (one.untyped_storage() for one in slab.there)}
