@@ -81,7 +81,7 @@ class SteppingRank:
         self.group = dist.new_group()
         messages = open_messages(self.group, self._node_of(num_ranks), self.device, pace=self.pace)
         machine = StepMachine(self.model, self.device, kernel, messages, NoUpdate())
-        weighed = self.device.type == "cpu" and not job.is_paced  # a GPU's allocator tells; pacing leaves no time
+        weighed = self.device.type == "cpu" and job.is_weighed  # a GPU's allocator tells
         self.runner = StepRunner(machine, self.board, kind=WeighedStore if weighed else Store)
         self.updates = 0
         self.resting: Resting | None = None  # what the step before has left; None before the first one
