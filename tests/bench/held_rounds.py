@@ -23,15 +23,17 @@ from tests.runtime.test_rounds import WORKLOAD
 from tests.runtime.test_step_executor import cost_of
 from tests.step.test_optimizer_on_hosts import HOST
 from zbench.api.parts import system_named
-from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost, worker_cost
 from zbench.describe.arrays import Ints
+from zbench.describe.batch import Batch
 from zbench.describe.sync import CO2, EVERY, SLOWMO, STREAMING_DILOCO, RoundSync
 from zbench.desk.step_executor import Desk
 from zbench.interfaces.dealt import WorkerPlans
 from zbench.interfaces.protocols import Executor, System
-from zbench.runtime.job.step_job import StepJob
+from zbench.interfaces.result import StepResult
+from zbench.runtime.job.step_job import StepJob, StepReport
 from zbench.runtime.step_executor import Torch
+from zbench.runtime.worker_clocks import StepClock
 from zbench.simulated.executor import Simulated
 
 SYSTEMS = ("ring", "ulysses", "zeppelin")
@@ -65,9 +67,11 @@ class WeighedDesk(Desk):
         """Returns what every rank is told."""
         return replace(Desk.job(self), is_weighed=True)
 
-    def result(self, *told: Any) -> Any:
-        """Makes a step's result; seconds do not count here."""
-        return Torch.result(self, *told)
+    def result(
+        self, batch: Batch, reports: Sequence[StepReport], checks: dict[str, float], clock: StepClock | None = None
+    ) -> StepResult:
+        """Makes a step's result, however late real work was: seconds do not count here."""
+        return Torch.result(self, batch, reports, checks, clock)
 
 
 @dataclass(frozen=True)
@@ -92,34 +96,30 @@ class HeldRounds:
 def held_rounds(system: str, sync: RoundSync, memory: Mapping[str, Any], desk: bool = False) -> HeldRounds:
     """Runs two rounds on processes and simulated, or two steps where ranks come together in every one."""
     one = (cost_of_desk if desk else cost_of)(2, 2, **({} if desk else {"model": MODEL}))
-    model = replace(one.model, **WIDE, **memory)
+    model = replace(one.model, **{**WIDE, **memory})
     cost = make_cost(replace(one.cluster, **({} if desk else HOST)), model, pipelines=False)
     settings: dict[str, Any] = {"seed": 3, "warmup": 0, "sync": sync, "check": ()}
     executed = (WeighedDesk if desk else Torch)(cost, WORKLOAD, **settings)
-    found = [list(_peaks(system, cost, one)) for one in (Simulated(cost, sync=sync), executed)]
-    accounted, measured = (np.max(peaks[len(peaks) // 2 * sync.in_rounds :], axis=0) for peaks in found)
-    return HeldRounds(accounted, measured)
+    own, steps = (worker_cost(cost, sync), 2 * ROUND) if sync.in_rounds else (cost, 2)
+    planner, _ = system_named(system, own, {})
+    if sync.in_rounds:
+        planner = WorkerPlans(planner, cost.cluster.num_ranks // own.cluster.num_ranks)
+    second = slice(ROUND if sync.in_rounds else 0, None)
+    played = list(_results(planner, Simulated(cost, sync=sync), steps))[second]
+    found = list(_results(planner, executed, steps))[second]
+    accounted, measured = [one.peak_bytes for one in played], [one.store_bytes for one in found]
+    return HeldRounds(np.max(accounted, axis=0), np.max(measured, axis=0))
 
 
-def _peaks(system: str, cost: Cost, executor: Executor) -> Iterator[list[int]]:
-    """Yields the bytes of every GPU at its fullest in every step."""
-    sync = executor.sync  # type: ignore[attr-defined]
-    planner = _planner(system, cost, sync)
+def _results(planner: System, executor: Executor, steps: int) -> Iterator[StepResult]:
+    """Yields the results of a run's steps."""
     try:
         executor.start()
-        for step in range(2 * ROUND if sync.in_rounds else 2):
+        for step in range(steps):
             batch = WORKLOAD.batch(step)
-            result = executor.step(batch, planner.plan(batch))
-            yield result.store_bytes or result.peak_bytes
+            yield executor.step(batch, planner.plan(batch))
     finally:
         executor.stop()
-
-
-def _planner(system: str, cost: Cost, sync: RoundSync) -> System:
-    """Returns what plans the batches of a run, for each worker by itself."""
-    own = worker_cost(cost, sync) if sync.in_rounds else cost
-    found, _ = system_named(system, own, {})
-    return WorkerPlans(found, cost.cluster.num_ranks // own.cluster.num_ranks) if sync.in_rounds else found
 
 
 def main(words: Sequence[str]) -> None:

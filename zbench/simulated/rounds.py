@@ -211,9 +211,7 @@ class PlayedRounds:
     def _peak_of_end(self, end: RoundEnd, fragments: Collection[int]) -> Ints:
         """Returns the bytes of every GPU at its fullest in what follows a step, int64 [GPUs]: beside it there are
         parameters and optimizer state of other fragments, and averages under way. fragments: of these before it."""
-        own, whole = (
-            self.end(step).memory for step in (self.steps.end(end.fragment, end.kind).step, self.steps.whole)
-        )
+        own, whole = (self.end(step).memory for step in (self.steps.end(end.fragment, end.kind).step, self.steps.whole))
         beside = [*whole.began.values(), *(-value for value in own.began.values()), self._late(fragments)]
         return (own.peak + np.sum(beside, axis=0))[: self.steps.gpus[0]]
 

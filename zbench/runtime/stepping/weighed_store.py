@@ -112,5 +112,3 @@ def held_bytes(held: Held) -> int:
     for slab in {id(slab): slab for cells in held.values() for slab in cells.values()}.values():
         pieces |= slab.every_piece()
     return sum(pieces.values())
-
-
