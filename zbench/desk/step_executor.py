@@ -78,7 +78,7 @@ class Desk(Torch):
     def job(self) -> StepJob:
         """Returns what every rank is told."""
         fault = fault_of(self.fault, self.cost.gpus.cluster)
-        return replace(Torch.job(self), is_paced=True, fault=fault)
+        return replace(Torch.job(self), is_paced=True, is_weighed=False, fault=fault)  # pacing leaves no time for it
 
     def result(
         self,

@@ -183,6 +183,7 @@ def _together(one: StepReport, end: StepReport) -> StepReport:
         inside=inside,
         across=across,
         peak_bytes=max(one.peak_bytes, end.peak_bytes),
+        store_bytes=max(one.store_bytes, end.store_bytes) if one.store_bytes and end.store_bytes else None,
         compiling=one.compiling + end.compiling,
         nic={name: _sum(pair, end.nic[name]) for name, pair in one.nic.items()},
         nic_series=_series_together(one.nic_series, end.nic_series),

@@ -8,7 +8,7 @@ to itself: what of its seconds is exposed is what the steps until it is used are
 steps later is one of some layers, and workers wait for each other where it is used.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.cost.job import worker_cost
-from zbench.describe.arrays import Floats
+from zbench.describe.arrays import Floats, Ints
 from zbench.describe.batch import Batch
 from zbench.describe.sync import NODE
 from zbench.interfaces.result import StepResult, kept_rows
@@ -30,7 +30,7 @@ from zbench.simulator.steps.play import PlayedStep, play_layers, play_step
 from zbench.step.passes.memory.host_memory import checked_host_bytes
 from zbench.step.passes.own_plans import plans_of_layouts
 from zbench.step.passes.rounds.order import RoundEnd, round_ends, under_way
-from zbench.step.passes.rounds.outer_step import ARRIVED, LATER, NOW, PHASES, REDUCED, SENT, TAKEN
+from zbench.step.passes.rounds.outer_step import LATER, NOW, PHASES, REDUCED, SENT, TAKEN
 from zbench.step.passes.rounds.worker_steps import WorkerStep, WorkerSteps
 from zbench.step.template import Step
 from zbench.trace.part import StepPart
@@ -83,12 +83,15 @@ class PlayedRounds:
         self.added += seconds
         rows = expert_rows(self.steps.own, batch, [one.plans for one in every if one is not None])
         bound = step_bound_seconds(batch, self.cost, kept_rows(rows))
-        result = replace(self._together(found), seconds=seconds, bound_seconds=bound, expert_rows=rows)
+        result = replace(self._together(found, batch.step), seconds=seconds, bound_seconds=bound, expert_rows=rows)
         result = told_of_workers(result, batch, every)
         self._pass(seconds)
+        late = set(under_way(sync, batch.step))
         for one in round_ends(sync, batch.step):
-            result = self._ended(result, one)
-        return result
+            peak = np.maximum(result.peak_bytes, self._peak_of_end(one, late))
+            result = self._ended(replace(result, peak_bytes=peak.tolist()), one)
+            late = late | {one.fragment} if one.is_late else late - {one.fragment}
+        return replace(result, out_of_memory=max(result.peak_bytes) > result.capacity_bytes)
 
     def write_trace(self, path: str, batch: Batch, plans: tuple[Plan, ...]) -> None:
         """Writes the trace of a step: every worker's own, which begin together as in the first step of a run, and what
@@ -122,11 +125,10 @@ class PlayedRounds:
         cost, step = self.own_cost, played_rows(one.chosen.steps, one.step, batch, one.plans)
         return self.told(own, one.plans, play_step(step, plans_of_layouts(one.plans), cost.gpus), cost)
 
-    def _together(self, found: Sequence[StepResult | None]) -> StepResult:
+    def _together(self, found: Sequence[StepResult | None], step: int) -> StepResult:
         """Returns the result of all workers' steps, its seconds 0, bound and rows of experts those of one. Those
-        without tokens are idle."""
+        without tokens are idle. step: its number."""
         ranks, some = self.steps.gpus[1], next(one for one in found if one is not None)
-        resting = [int(value) for value in self.resting[: self.steps.gpus[0]].reshape(len(found), ranks).max(axis=0)]
         nothing = [0.0] * ranks
 
         def joined(values: Callable[[StepResult], Any], idle: Any = nothing) -> list[Any]:
@@ -141,7 +143,8 @@ class PlayedRounds:
         else:
             nic_tx, nic_rx, nic_tx_for = *([0] * self.cost.gpus.cluster.num_nics for _ in range(2)), {}
         peak = joined(lambda one: one.peak_bytes, [0] * ranks)
-        peak = [own + more for own, more in zip(peak, resting * len(found), strict=True)]
+        resting = (self.outer + self._late(self._moment(step)))[: self.steps.gpus[0]]
+        peak = [own + more for own, more in zip(peak, resting.tolist(), strict=True)]
         return replace(
             some,
             seconds=0.0,
@@ -182,25 +185,46 @@ class PlayedRounds:
         return checked_host_bytes(found.reshape(cluster.num_nodes, -1).sum(axis=1), self.steps.model, cluster)
 
     @cached_property
-    def resting(self) -> Any:
-        """The bytes of every GPU and every worker's host memory beside the worker's step: outer parameters and
-        momentum, and averages under way, where these are most: what is sent of them stays until it has arrived."""
-        steps, sync = self.steps, self.steps.sync
-        outer = self._held(steps.whole, "pm")
-        second = range(sync.steps, 2 * sync.steps)  # the first round has fewer under way
-        moments = {tuple(under_way(sync, step).items()) for step in second}
-        left = {LATER: LATER, ARRIVED: SENT}  # how what arrives with an end has left
-        late = [
-            sum(self._held(steps.end(one, left[kind]).step, "d") for one, kind in moment) for moment in sorted(moments)
-        ]
-        return outer + max(late, key=lambda one: int(np.max(one)))
+    def resting(self) -> Ints:
+        """The bytes of every GPU and every worker's host memory beside the worker's step, where they are most: outer
+        parameters and their momentum, and averages under way, int64 [places]."""
+        moments = {tuple(self._moment(step)) for step in range(self.steps.sync.steps)}
+        return self.outer + max((self._late(one) for one in sorted(moments)), key=lambda late: int(late.max()))
 
-    def _held(self, step: Step, names: str) -> Any:
-        """Returns the bytes that every place has of tensors of a round's end, by the letter before a parameter's
-        name."""
+    @cached_property
+    def outer(self) -> Ints:
+        """The bytes of every GPU and every worker's host memory beside the worker's step, of outer parameters and their
+        momentum, int64 [places]."""
+        return self._bytes_of("pm", self.end(self.steps.whole).memory.began)
+
+    def _moment(self, step: int) -> Collection[int]:
+        """Returns the fragments whose average is under way in a step; the first round has fewer, and is told as later
+        ones."""
+        steps = self.steps.sync.steps
+        return under_way(self.steps.sync, step % steps + steps)
+
+    def _late(self, fragments: Collection[int]) -> Ints:
+        """Returns the bytes of averages under way, int64 [places]: each is as large as what was sent, as this stays
+        until it has left, and what comes is added when all of it is there."""
+        leaves = SENT if self.steps.sync.delay else LATER
+        sent = [self.end(self.steps.end(one, leaves).step).memory.held for one in fragments]
+        every = [np.zeros_like(self.outer), *(self._bytes_of("d", held) for held in sent)]
+        return np.asarray(np.sum(every, axis=0), np.int64)
+
+    def _bytes_of(self, names: str, held: Mapping[str, Ints]) -> Ints:
+        """Returns the bytes of tensors of a round's end by the letter before a parameter's name, int64 [places]. held:
+        of every tensor."""
         weights = {*self.steps.parameters.of_layers, *self.steps.parameters.outside}
-        held = self.end(step).memory.held.items()
-        return np.sum([value for name, value in held if name[0] in names and name[1:] in weights], axis=0)
+        found = [value for name, value in held.items() if name[0] in names and name[1:] in weights]
+        every = [np.zeros_like(self.end(self.steps.whole).memory.peak), *found]
+        return np.asarray(np.sum(every, axis=0), np.int64)
+
+    def _peak_of_end(self, end: RoundEnd, fragments: Collection[int]) -> Ints:
+        """Returns the bytes of every GPU at its fullest in what follows a step, int64 [GPUs]: beside it there are
+        parameters and optimizer state of other fragments, and averages under way. fragments: of these before it."""
+        own, whole = (self.end(step).memory for step in (self.steps.end(end.fragment, end.kind).step, self.steps.whole))
+        beside = [*whole.began.values(), *(-value for value in own.began.values()), self._late(fragments)]
+        return np.asarray((own.peak + np.sum(beside, axis=0))[: self.steps.gpus[0]], np.int64)
 
     def _ended(self, result: StepResult, end: RoundEnd) -> StepResult:
         """Returns a step's result with what follows it."""

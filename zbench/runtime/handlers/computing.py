@@ -95,7 +95,7 @@ def _write(
 
 def _update(one: Compute, parts: BatchParts, store: Store, layer: int) -> None:
     """Updates a parameter and its state, of what was there before; a state without the parameter itself, as outer
-    momentum is, follows it."""
+    momentum is, follows it. A parameter that is as wide as in its state is a copy, as the step's account has both."""
     weight, state, gradient = (
         (parts.key(cells.tensor, layer + cells.layer), parts.formats[cells.tensor], cells.first, cells.second)
         for cells in one.reads
@@ -104,6 +104,6 @@ def _update(one: Compute, parts: BatchParts, store: Store, layer: int) -> None:
     old, kept = store.read(*weight)[0], store.read(*state)
     parts.machine.messages.times.notes.operands()
     after = parts.machine.update(weight[0][:2], kept if len(kept) > 1 else (old, *kept), given)
-    for cells, fields in zip(one.writes, ((after[0].to(old.dtype),), after[-len(kept) :]), strict=True):
+    for cells, fields in zip(one.writes, ((after[0].to(old.dtype, copy=True),), after[-len(kept) :]), strict=True):
         key = parts.key(cells.tensor, layer + cells.layer)
         store.put(key, Slab.of(parts.formats[cells.tensor], cells.first, cells.second, fields), over=True)

@@ -68,7 +68,7 @@ class RoundUpdate:
 
     def __call__(self, parameter: Parameter, state: Fields, gradient: Tensor) -> Fields:
         if parameter[0] in WHOLE:
-            return taken(self.sync, state[0], gradient), *state[1:]
+            return taken(self.sync, state[0], gradient).clone(), *state[1:]  # in no piece of the outer parameter
         outer, momentum = state
         return outer_update(self.sync, outer, momentum, gradient)
 

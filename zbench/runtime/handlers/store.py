@@ -29,10 +29,12 @@ class Slab:
     what they have arrived in where it was encoded, so that it can be sent on as it is. coming: the message that brings
     them as they lie. gone: how many of the cells were let go, or are in another slab now."""
 
-    __slots__ = ("_joins", "_make", "carried", "coming", "first", "format", "gone", "second", "there")
+    __slots__ = ("_joins", "_make", "_source", "carried", "coming", "first", "format", "gone", "second", "there")
 
-    def __init__(self, of: Format, first: Parts, second: Parts, make: Callable[[], Fields]) -> None:
-        self.format, self.first, self.second, self._make = of, first, second, make
+    def __init__(
+        self, of: Format, first: Parts, second: Parts, make: Callable[[], Fields], source: "Slab | None" = None
+    ) -> None:
+        self.format, self.first, self.second, self._make, self._source = of, first, second, make, source
         self._joins: list[tuple[Slab, Merge]] = []
         self.there: Fields | None = None
         self.carried: Any = None
@@ -64,10 +66,26 @@ class Slab:
             found = self._make()
             for other, merge in self._joins:
                 found = merge(found, other.fields)
-            self._joins = []
+            self._joins, self._source = [], None
             self._make = lambda: found
             self.there = found
         return self.there
+
+    def pieces(self) -> dict[int, int]:
+        """Returns the bytes of the pieces of memory that the cells lie in, by their address, and where they are not all
+        there yet a number below 0 and what they will take."""
+        if self.there is None:
+            return {-id(self): self.format.num_bytes(self.first, self.second)}
+        return {memory.data_ptr(): memory.nbytes() for memory in (one.untyped_storage() for one in self.there)}
+
+    def every_piece(self) -> dict[int, int]:
+        """Returns the pieces of memory as `pieces` does, and beside a sum those of what waits to be added to it."""
+        if self.there is not None:
+            return self.pieces()
+        found = self.pieces() if self._source is None else self._source.every_piece()
+        for other, _ in self._joins:
+            found = found | other.every_piece()
+        return found
 
     def has_just(self, first: Parts, second: Parts) -> bool:
         """Returns whether it has the cells of two lists, no others, and all of them are still in it."""
@@ -232,13 +250,13 @@ class Store:
         """Adds contributions cell by cell, when they are read: some are on their way here."""
         held = self.held[key]
         for a, b in cells:
-            mine = Slab(slab.format, (a,), (b,), lambda a=a, b=b: _of(slab, a, b))  # type: ignore[misc]
+            mine = Slab(slab.format, (a,), (b,), lambda a=a, b=b: _of(slab, a, b), slab)  # type: ignore[misc]
             before = held.get((a, b))
             if before is None:
                 held[a, b] = mine
                 continue
             before.gone += 1
-            own = Slab(slab.format, (a,), (b,), lambda one=before, a=a, b=b: _of(one, a, b))  # type: ignore[misc]
+            own = _alone(before, a, b)
             own.join(mine, merge)
             held[a, b] = own
 
@@ -300,6 +318,15 @@ def _of(slab: Slab, a: int, b: int) -> Fields:
     found = slab.part(((a,), (b,)))
     assert found is not None, "a cell lies together"
     return found
+
+
+def _alone(slab: Slab, a: int, b: int) -> Slab:
+    """Returns a cell of a slab as a slab of its own, which does not keep what is there of the others."""
+    of, lists = slab.format, ((a,), (b,))
+    if slab.there is None:
+        return Slab(of, *lists, lambda: _of(slab, a, b), slab)
+    fields, is_all = _of(slab, a, b), len(slab.first) * len(slab.second) == 1
+    return Slab.of(of, *lists, fields if is_all else tuple(one.clone() for one in fields))
 
 
 def _row_pieces(cells: Sequence[tuple[Slab, Cell]]) -> list[tuple[Slab, int, int]]:

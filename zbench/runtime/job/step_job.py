@@ -27,7 +27,8 @@ class StepJob:
     weights. workload: its tokens are read by every rank. kernel, optimizer, device: of zbench.runtime.job.job. exact:
     compare each step with the dense model. sync: when workers come together. nic_counters: read what the NICs of every
     node carry. is_paced, nic_interval, fault: as of zbench.runtime.job.job.Job. experts: how tokens choose them;
-    expert_gpus: the degrees of expert parallelism and of the tensor parallelism of experts."""
+    expert_gpus: the degrees of expert parallelism and of the tensor parallelism of experts. is_weighed: whether on CPUs
+    the most bytes of a rank's tensors are counted, which takes some of the processors' time."""
 
     cost: Cost
     workload: Workload
@@ -38,6 +39,7 @@ class StepJob:
     device: str = "auto"
     sync: RoundSync = EVERY
     is_paced: bool = False
+    is_weighed: bool = True
     nic_counters: bool = False
     nic_interval: float | None = None
     fault: "Fault | None" = None

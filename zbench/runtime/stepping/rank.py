@@ -85,7 +85,7 @@ class SteppingRank:
         goes_on = dist.get_backend(self.group) == "gloo" and not messages.ends[0].through_host
         lanes = Lanes.of(gpus.cluster) if goes_on else None
         machine = StepMachine(self.model, self.device, kernel, messages, NoUpdate(), lanes=lanes)
-        weighed = self.device.type == "cpu" and not job.is_paced  # a GPU's allocator tells; pacing leaves no time
+        weighed = self.device.type == "cpu" and job.is_weighed  # a GPU's allocator tells
         self.runner = StepRunner(machine, self.board, kind=WeighedStore if weighed else Store)
         self.updates = 0
         self.resting: Resting | None = None  # what the step before has left; None before the first one
@@ -270,9 +270,7 @@ class SteppingRank:
         moved = {name: messages.ends[queue].traffic for name, queue in ((SWITCH, QUEUE), (HANDED_OVER, HANDED))}
         for queue in (QUEUE, HANDED):
             messages.ends[queue].traffic = Traffic()
-        store = self._own_store(self.runner)
-        if store is not None:
-            store.begin()
+        self._weigh_anew()
         self.runner.run(prepared)
         messages.times.end()
         self._synchronize()
@@ -282,13 +280,25 @@ class SteppingRank:
     def _report(self, runner: StepRunner, ran: Ran, compiling: float, noted: PreparedStep | None = None) -> StepReport:
         """Returns what a runner's messages and a rank's memory tell of what it has run. noted: as of step_report."""
         found = step_report(runner.machine.messages, self.device, self.capacity_bytes, ran, compiling, noted)
-        store = self._own_store(runner)
-        return found if store is None else replace(found, store_bytes=store.peak)
+        return replace(found, store_bytes=self._most_held())
 
-    def _own_store(self, runner: StepRunner) -> WeighedStore | None:
-        """Returns the store of this rank's GPU, None where it is not weighed."""
-        found = runner.stores.get(self.process)
+    def _weigh_anew(self) -> None:
+        """Begins anew to look for the fullest moment of the store of this rank's GPU, where it is weighed."""
+        if (store := self._weighed()) is not None:
+            store.begin(self._aside_bytes())
+
+    def _most_held(self) -> int | None:
+        """Returns the most bytes there since `_weigh_anew`, None where they are not weighed."""
+        store = self._weighed()
+        return None if store is None else store.peak
+
+    def _weighed(self) -> WeighedStore | None:
+        found = self.runner.stores.get(self.process)
         return found if isinstance(found, WeighedStore) else None
+
+    def _aside_bytes(self) -> int:
+        """Returns the bytes on this rank's GPU of what is set aside while a step runs."""
+        return 0
 
     def _synchronize(self) -> None:
         """Returns once the device has done all that it was given."""

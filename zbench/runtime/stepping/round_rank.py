@@ -27,6 +27,7 @@ from zbench.runtime.processes.rendezvous import Rendezvous
 from zbench.runtime.stepping.rank import SteppingRank
 from zbench.runtime.stepping.rank_state import RankState, averages
 from zbench.runtime.stepping.step_report import Ran
+from zbench.runtime.stepping.weighed_store import held_bytes
 from zbench.runtime.stepping.weights import InitialWeights
 from zbench.runtime.steps.device_seconds import Seconds
 from zbench.runtime.steps.tokens import TokenParts
@@ -46,7 +47,8 @@ class RoundRank(SteppingRank):
         super().__init__(rank, num_ranks, rendezvous, job)
         self.worker, self.process = divmod(rank, job.worker_gpus)
         self.runner.machine = replace(self.runner.machine, lanes=None)  # transfers of a worker go straight
-        self.outer = StepRunner(replace(self.runner.machine, update=RoundUpdate(job.sync)), self.board)
+        machine = replace(self.runner.machine, update=RoundUpdate(job.sync))
+        self.outer = StepRunner(machine, self.board, kind=self.runner.kind)
         node_of, each = job.cost.gpus.cluster.node_of, job.worker_gpus
         for first in range(0, num_ranks, each):  # every rank makes every group, as torch asks of all
             members = list(range(first, first + each))
@@ -72,9 +74,11 @@ class RoundRank(SteppingRank):
             dist.barrier()
             self.board.resume()
             self.instruments.begin(None)
+            self._weigh_anew()
             nothing = StepReport(None, 0.0, {}, 0.0, {}, {}, measured_peak_bytes(self.device), self.capacity_bytes, 0.0)
             measured = self.instruments.end()
-            return replace(nothing, nic=measured.nic, nic_series=measured.nic_series, paced=measured.paced)
+            seen: dict[str, Any] = {"nic": measured.nic, "nic_series": measured.nic_series, "paced": measured.paced}
+            return replace(nothing, **seen, store_bytes=self._most_held())
         step, tokens, seconds = own
         self.labels = sum(batch.of_sequences(one.numbers).counted_labels for one in tokens)
         return self.step(batch, step, tokens, train, noted, seconds)
@@ -108,6 +112,7 @@ class RoundRank(SteppingRank):
         dist.barrier()
         self.board.resume()
         self._synchronize()
+        self._weigh_anew()
         began = self.instruments.begin(None, later)
         messages.times.begin(noted)
         self.outer.run(prepared, settles=not late)
@@ -150,6 +155,9 @@ class RoundRank(SteppingRank):
         """Takes a fragment's average, which is under way, out of the store."""
         if keys:
             self.aside[fragment] = self.outer.stores[self.rank].set_aside(keys)
+
+    def _aside_bytes(self) -> int:
+        return sum(map(held_bytes, self.aside.values()))
 
     def _kept(self, whole: Step, late: Sequence[FragmentEnd], to_fill: bool = False) -> RankState:
         prepared = PreparedStep.of(whole, self.rank, self.outer.machine, (), ())

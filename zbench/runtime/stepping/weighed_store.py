@@ -22,20 +22,21 @@ class WeighedStore(Store):
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         super().__init__(device)
-        self.peak = 0
+        self.peak = self._beside = 0
         self._changed: set[Key] = set()
         self._pieces: dict[Key, Pieces] = {}
         self._users: dict[int, int] = {}  # of each address, how many tensors have something there
         self._bytes = 0
 
-    def begin(self) -> None:
-        """Begins anew with what is there."""
-        self.peak = self.num_bytes
+    def begin(self, beside: int = 0) -> None:
+        """Begins anew with what is there. beside: the bytes of what was set aside and stays there."""
+        self._beside = beside
+        self.peak = self._beside + self.num_bytes
 
     def weigh(self, beside: int) -> None:
         """Notes what there is now, if there is something beside: else it was noted when it was put or added."""
         if beside:
-            self.peak = max(self.peak, self.num_bytes + beside)
+            self._note(beside)
 
     def read(self, key: Key, of: Format, first: Parts, second: Parts) -> Fields:
         """Returns fields, as zbench.runtime.handlers.store.Store does; what arrives lies elsewhere than was thought."""
@@ -46,13 +47,13 @@ class WeighedStore(Store):
         """Puts cells, as zbench.runtime.handlers.store.Store does."""
         super().put(key, slab, over)
         self._changed.add(key)
-        self.peak = max(self.peak, self.num_bytes)
+        self._note()
 
     def add(self, key: Key, slab: Slab, merge: Merge) -> None:
         """Adds contributions, as zbench.runtime.handlers.store.Store does."""
         super().add(key, slab, merge)
         self._changed.add(key)
-        self.peak = max(self.peak, self.num_bytes)
+        self._note()
 
     def forget(self, key: Key, cells: Sequence[Cell]) -> None:
         """Lets cells go, as zbench.runtime.handlers.store.Store does."""
@@ -79,6 +80,10 @@ class WeighedStore(Store):
         self._changed.clear()
         return self._bytes
 
+    def _note(self, logits: int = 0) -> None:
+        """Notes what there is now."""
+        self.peak = max(self.peak, self._beside + self.num_bytes + logits)
+
     def _leave(self, key: Key) -> None:
         """Counts the pieces of a tensor no more."""
         for address, size in self._pieces.pop(key, {}).items():
@@ -89,9 +94,9 @@ class WeighedStore(Store):
 
     def _look_at(self, key: Key) -> None:
         """Counts the pieces that a tensor has now."""
-        slabs, found = {id(slab): slab for slab in self.held.get(key, {}).values()}, dict[int, int]()
-        for slab in slabs.values():
-            found |= _pieces(slab)
+        found: Pieces = {}
+        for slab in {id(slab): slab for slab in self.held.get(key, {}).values()}.values():
+            found |= slab.pieces()
         for address, size in found.items():
             if address not in self._users:
                 self._bytes += size
@@ -100,8 +105,10 @@ class WeighedStore(Store):
             self._pieces[key] = found
 
 
-def _pieces(slab: Slab) -> Pieces:
-    """Returns the pieces of memory that a slab lies in; what is on its way has no address yet."""
-    if slab.there is None:
-        return {-id(slab): slab.format.num_bytes(slab.first, slab.second)}
-    return {memory.data_ptr(): memory.nbytes() for memory in (one.untyped_storage() for one in slab.there)}
+def held_bytes(held: Held) -> int:
+    """Returns the bytes of all pieces of memory, each once, that cells take which were set aside: with what waits to be
+    added to them, which stays there as long as they do."""
+    pieces: Pieces = {}
+    for slab in {id(slab): slab for cells in held.values() for slab in cells.values()}.values():
+        pieces |= slab.every_piece()
+    return sum(pieces.values())

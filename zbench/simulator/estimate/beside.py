@@ -108,8 +108,11 @@ def _routed_passes(
     forth, home = (routed.exchange(one.out, each) for each in (one.experts, 2 * one.experts + one.again))
 
     def turn(graph: HopGraph, before: Floats, between: Floats, behind: Floats, begins: Floats) -> LayerTurn:
-        """Attention behind modules of a rank's own tokens, experts, and other modules of its own tokens."""
-        return LayerTurn(graph, before + between + behind, begins, kept, Meeting(routed, before))
+        """Attention behind modules of a rank's own tokens, experts, and other modules of its own tokens. between: from
+        when all are ready to when all are home; of this, each has its own way out before ranks meet, and home after."""
+        alone = between - 2 * routed.most(one.out) + one.out
+        ready = before + one.out
+        return LayerTurn(graph, ready + alone + behind, begins, kept, Meeting(routed, ready))
 
     ahead_of = turn(ahead, one.after, forth, one.before, one.after + forth)._replace(kept=gather * of.every_step)
     projections = 2 * one.before  # of the layer that was done before, in the backward
@@ -117,7 +120,7 @@ def _routed_passes(
     if some < 1:
         found.append(([turn(back, projections, home, 2 * one.after, projections)], 1 - some))
     if some:
-        again = turn(ahead, projections, none, one.before, projections)._replace(meets=None)
+        again = LayerTurn(ahead, projections + one.before, projections, kept)
         rest = turn(back, one.after, forth + home, 2 * one.after, none)._replace(kept=np.zeros_like(kept))
         found.append(([again, rest], some))
     return found

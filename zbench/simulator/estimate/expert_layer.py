@@ -3,8 +3,9 @@ meet.
 
 Projections, router and shared experts are computed where tokens live, and so is what is sent to experts. Rows of
 experts are equal by routing, wherever their tokens live, on all GPUs that hold the experts together; these begin when
-the last of them has sent, and its tokens come home when the last is done. So a layer takes as long as what attention
-and home take on the rank where that is most, then the most tokens of any rank on their way, then experts.
+the last of them has sent, and tokens come home when the last is done. A rank sends as soon as it is ready, and goes on
+when its own tokens are home: so a layer takes as long as what attention, home and the way to experts take together on
+the rank where that is most, then experts, and then every rank its own way home.
 """
 
 from dataclasses import dataclass, replace
@@ -24,8 +25,9 @@ OPEN_CHUNKS = 2  # of tokens to experts where a schedule chooses: a guess
 class RoutedSeconds(NamedTuple):
     """Seconds of a layer's forward on every rank, float64 [ranks] each.
 
-    before: modules before attention, of a rank's own tokens. after: those behind it, without experts. out: what is
-    sent to experts and comes home. experts: their matmuls. again: of these, what selective recomputation runs again.
+    before: modules before attention, of a rank's own tokens. after: those behind it, without experts. out: the way of
+    its tokens to experts, and as much home. experts: their matmuls. again: of these, what selective recomputation runs
+    again.
     """
 
     before: Floats
@@ -68,7 +70,7 @@ class ExpertLayer:
         return RoutedSeconds(
             before=projected * linear,
             after=(self.home_share - projected) * linear,
-            out=2 * self.most(send_seconds(self.cost, self.how, tokens)),
+            out=send_seconds(self.cost, self.how, tokens),
             experts=(1 - self.home_share) * self.cost.linear_seconds(mean),
             again=self.cost.again_seconds(mean),
         )
@@ -95,8 +97,9 @@ class ExpertLayer:
         return np.repeat(each.reshape(-1, self.ranks).mean(axis=1), self.ranks)
 
     def exchange(self, out: Floats, experts: Floats) -> Floats:
-        """Returns the seconds from when all tokens of a rank's group are ready to when all are home again."""
-        return with_messages(out, experts, self.cost.experts.exchanges)
+        """Returns the seconds from when all tokens of a rank's group are ready to when all are home again. out: the way
+        of every rank's tokens to experts."""
+        return with_messages(2 * self.most(out), experts, self.cost.experts.exchanges)
 
 
 def with_messages(exchanged: Floats, experts: Floats, schedule: ExpertSchedule) -> Floats:

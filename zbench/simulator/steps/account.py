@@ -24,10 +24,11 @@ from zbench.step.template import AT_HOME, Step
 @dataclass(frozen=True)
 class StepMemory:
     """The fullest moment of every place. peak: bytes, int64 [places]. held: by tensor, the bytes of it then, int64
-    [places]; without tensors that nobody has."""
+    [places]; without tensors that nobody has. began: the same of before the step."""
 
     peak: Ints
     held: Mapping[str, Ints]
+    began: Mapping[str, Ints]
 
     def of_nodes(self, cluster: Cluster) -> Ints:
         """Returns the bytes in every node's host memory, int64 [nodes], [0] without any; where each GPU has a part of
@@ -73,8 +74,13 @@ def _fullest_moments(parts: StepParts) -> StepMemory:
         one, times = held[which[number]], np.bincount(which[:number], minlength=len(held))
         inside = began + np.tensordot(times, changes, 1) - one.before + one.then
         best[:, here] = inside[:, here]
-    some = set(np.flatnonzero(best.any(axis=1)).tolist())
-    return StepMemory(peak, {name: best[at] for name, at in names.items() if at in some})
+    return StepMemory(peak, _of_some(names, best), _of_some(names, began))
+
+
+def _of_some(names: Mapping[str, int], found: Ints) -> dict[str, Ints]:
+    """Returns the bytes of every place, by tensor, without tensors that nobody has. found: int64 [names, places]."""
+    some = set(np.flatnonzero(found.any(axis=1)).tolist())
+    return {name: found[at] for name, at in names.items() if at in some}
 
 
 def _beginnings(parts: StepParts, names: Mapping[str, int]) -> Ints:
