@@ -65,6 +65,7 @@ def test_exact_and_as_many_bytes(pieces: str, case: tuple) -> None:  # type: ign
     assert sent_by_purpose(found)["gradients"] == sent_by_purpose(wanted)["gradients"] > 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("pieces", PIECES)
 @pytest.mark.parametrize("kind", [(1, 0, 0), (2, 2, 0), (3, 1, 0), (3, 0, 1)])
 def test_exact_where_some_layers_rest_on_hosts(kind: tuple[int, int, int], pieces: str) -> None:
