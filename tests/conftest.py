@@ -15,7 +15,7 @@ import pytest
 from hypothesis import settings
 
 from tests.helpers.composing import composed_once
-from tests.helpers.examples import CI, USUAL, in_sample
+from tests.helpers.examples import CI, USUAL, outside_sample
 from tests.helpers.strategies import SHARP
 from zbench.cost.cost import Cost
 from zbench.describe.cluster import Cluster
@@ -44,10 +44,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Cases outside the sample are left out, but for ones that a command line names. The longest come first, so that
-    workers, which take tests from one another, end together with short ones."""
-    left_out = {item for item in items if not in_sample(item) and item.nodeid not in config.args}
-    if left_out:
+    """Cases outside the sample are left out. The longest come first, so that workers, which take tests from one
+    another, end together with short ones."""
+    if left_out := outside_sample(items):
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
     order = {TESTS / room: at for at, room in enumerate(FIRST)}

@@ -6,6 +6,7 @@ combinations in a test (`chequered`), and combinations that a test is parametris
 
 from collections.abc import Iterable, Sequence
 from itertools import product
+from math import prod
 from typing import Any
 from zlib import crc32
 
@@ -33,19 +34,26 @@ def chequered(*choices: Iterable[Any], offset: int, one_in: int = 2) -> list[tup
     return [tuple(value for _, value in one) for one in every if _is_tried([at for at, _ in one], offset, one_in)]
 
 
-def in_sample(case: pytest.Item) -> bool:
-    """Returns whether the profile `ci` tries a case of a test marked `sampled(one_in)`: of what the test is
-    parametrised by, it has the combinations that a chessboard of so many colours has in one colour, which the test's
-    name says. Of two parameters or more of at least as many values each, every value is among them, and of three
-    every pair. Every case of another test is tried."""
-    mark = case.get_closest_marker("sampled")
-    if mark is None:
-        return True
-    (one_in,) = mark.args
-    assert isinstance(case, pytest.Function)
-    names = [one.args[0] for one in case.iter_markers("parametrize")]
-    first = [one.split(",")[0].strip() if isinstance(one, str) else one[0] for one in names]
-    return _is_tried([case.callspec.indices[name] for name in first], crc32(case.originalname.encode()), one_in)
+def outside_sample(items: Iterable[pytest.Item]) -> set[pytest.Item]:
+    """Returns the cases that the profile `ci` leaves out, of tests marked `sampled(one_in)`.
+
+    Of what such a test is parametrised by it tries the combinations that a chessboard of so many colours has in one
+    colour, which the test's name says. Of two parametrisations or more of at least as many values each, every value is
+    among them, and of three every pair. Of a test of which a command line names some cases none is left out.
+    """
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    found: set[pytest.Item] = set()
+    for name, cases in tests.items():
+        (one_in,) = next(cases[0].iter_markers("sampled")).args
+        sizes = [len(mark.args[1]) for mark in cases[0].iter_markers("parametrize")]
+        if len(cases) == prod(sizes):
+            offset = crc32(name.encode())
+            every = zip(cases, product(*map(range, sizes)), strict=True)
+            found |= {case for case, at in every if not _is_tried(at, offset, one_in)}
+    return found
 
 
 def _is_tried(at: Sequence[int], offset: int, one_in: int) -> bool:

@@ -166,6 +166,7 @@ def test_parameters_and_their_state_go_where_the_next_steps_pipelines_want_them(
             assert_account_closes(one, cost)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("nodes", "gpus", "sharding", "layers"),
     [
