@@ -50,12 +50,11 @@ def train(executor: TorchAttention, steps: int, system: System = SYSTEM) -> list
 PLACES = ("forward attention", "backward attention", "gradient reduction", "checkpoint")
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("cost", "rank", "place"),
     [
         *((COST, rank, place) for rank, place in zip((0, 1, 1, 0), PLACES, strict=True)),
-        *((TWO_BY_TWO, rank, place) for rank, place in zip((1, 2, 0, 3), reversed(PLACES), strict=True)),
+        *((TWO_BY_TWO, rank, place) for rank, place in zip((3, 0, 2, 1), PLACES, strict=True)),
     ],
 )
 def test_a_killed_rank_ends_the_run_and_is_named(cost: Cost, rank: int, place: str, tmp_path: Path) -> None:
