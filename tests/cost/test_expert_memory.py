@@ -138,6 +138,7 @@ def test_numbers_of_rows_stay_where_inputs_wait_on_hosts() -> None:
     assert spare[1] >= spare[0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", list(KINDS)[1:])
 @settings(max_examples=6)
 @given(data=st.data())

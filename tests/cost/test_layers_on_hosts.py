@@ -232,6 +232,7 @@ def test_state_of_dense_layers_before_others(sharding: str, layers: int | str) -
             assert found.max() >= 0.994 * reckoned.max()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("optimizer", [None, "all", 2])
 @pytest.mark.parametrize("layers", [1, 5, "all"])
 @pytest.mark.parametrize("recompute", ["none", "full"])
@@ -246,6 +247,7 @@ def test_parameters_of_stages_are_not_on_gpus(recompute: str, layers: int | str,
         assert found.max() >= 0.96 * reckoned.max()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("optimizer", [None, "all", 2])
 @pytest.mark.parametrize(("dense", "width"), [(1, 1024), (2, 1024), (1, 8192)])
 def test_parameters_of_dense_layers_before_others(dense: int, width: int, optimizer: int | str | None) -> None:

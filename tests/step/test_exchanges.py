@@ -90,6 +90,7 @@ def test_exact_with_several_groups_micro_batches_and_stages(how: str, zero: str)
     assert execute(step, plans, 2, FOUR, slices=HOWS[how].token_slices) < 1e-12
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("variant", OWN, ids=str)
 def test_plans_of_every_system(variant: Variant) -> None:
     """In groups of two GPUs, by a method that its place in the list says."""
