@@ -180,8 +180,8 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> Conf:
     recompute=, memory= and experts' GPUs that they are tried with.
 
     Clusters have at most three nodes here: the command has them whole, and property tests draw some of four. Of
-    combinations with experts on several GPUs make test tries one in eight with its schedule of experts, which takes some
-    ten times as long, and the others with the usual one.
+    combinations with experts on several GPUs make test tries one in eight with its schedule of experts, which takes up
+    to fifteen times as long, and the others with the usual one.
     """
 
     def made() -> Conf:
