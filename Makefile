@@ -24,8 +24,8 @@ test:
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types meanwhile $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal --durations=12
 
-# What make test leaves out for the time it takes: 25 times as many examples of most property tests, others each time,
-# and all combinations where every other one is tried (tests/helpers/examples.py). Hours.
+# What make test leaves out for the time it takes: 50 times as many examples of most property tests, others each time,
+# and all combinations where one in two or three is tried (tests/helpers/examples.py). Hours.
 test-thorough: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal --hypothesis-profile=thorough --timeout=14400
 

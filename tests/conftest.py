@@ -1,7 +1,8 @@
 """Hypothesis profiles, and the one cluster that tests with fixed inputs use.
 
-`ci` (the default) draws the same examples every time; `--hypothesis-profile=thorough` draws many new ones, in
-proportion where a test says how many it draws in `ci`, and tries all combinations (tests.helpers.examples).
+`ci` (the default) draws the same examples every time and tries a part of the combinations, always the same one;
+`--hypothesis-profile=thorough` draws many new examples, in proportion where a test says how many it draws in `ci`, and
+tries all combinations (tests.helpers.examples).
 """
 
 import gc
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import settings
 
 from tests.helpers.composing import composed_once
-from tests.helpers.examples import CI, USUAL
+from tests.helpers.examples import CI, USUAL, outside_sample
 from tests.helpers.strategies import SHARP
 from zbench.cost.cost import Cost
 from zbench.describe.cluster import Cluster
@@ -42,8 +43,12 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest come first, so that workers, which take tests from one another, end together with short ones."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Cases outside the sample are left out. The longest come first, so that workers, which take tests from one
+    another, end together with short ones."""
+    if left_out := outside_sample(items):
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
     order = {TESTS / room: at for at, room in enumerate(FIRST)}
     items.sort(key=lambda item: min((order[path] for path in item.path.parents if path in order), default=len(FIRST)))
 

@@ -5,9 +5,10 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.examples import examples
 from tests.helpers.strategies import REAL, batches, cases, costs, masks
 from zbench.cost.bound import bound_seconds, ceiling_seconds, least_seconds
 from zbench.cost.collective import Collectives
@@ -38,7 +39,7 @@ from zbench.systems.wlb_llm.planner import WLBLLM
 from zbench.systems.zeppelin.planner import Zeppelin
 
 
-@settings(max_examples=100)
+@examples(50)
 @given(cases(nodes=2, gpus=6, most=6000, mask=masks()))
 def test_no_plan_is_faster(case: tuple[Cost, Plan]) -> None:
     cost, plan = case
@@ -164,7 +165,7 @@ def jobs(draw: st.DrawFn) -> Cost:
     return cost
 
 
-@settings(max_examples=150)
+@examples(50)
 @given(jobs(), st.sampled_from(SYSTEMS), st.data())
 def test_no_system_is_faster_than_the_ceiling(cost: Cost, system: type, data: st.DataObject) -> None:
     """Of any lengths, on any ranks; with a memory that at times makes several micro-batches of a batch."""
@@ -178,7 +179,7 @@ def test_no_system_is_faster_than_the_ceiling(cost: Cost, system: type, data: st
     assert least <= StepEstimate(cost).seconds(plans) * (1 + 1e-9)
 
 
-@settings(max_examples=50)
+@examples(25)
 @given(cases(nodes=2, gpus=4, most=3000), st.integers(1, 4))
 def test_more_micro_batches_are_no_way_under_it(case: tuple[Cost, Plan], count: int) -> None:
     """The same plan over and over stands for a batch of as many copies of its sequences."""

@@ -41,6 +41,7 @@ def reckoned_and_found(cost: Cost, length: int, micro_batches: int = 6) -> tuple
     return np.repeat(peak_bytes(plans, cost) / cost.tp, cost.tp), found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("dense", "columns"), FIRST)
 @pytest.mark.parametrize(("stages", "tp"), [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)])
 def test_stages_have_the_layers_that_they_have(stages: int, tp: int, dense: int, columns: int) -> None:
@@ -66,6 +67,7 @@ def test_dense_layers_are_ahead_of_the_first_with_experts(ahead: int, expert_gpu
         assert found.max() >= 0.94 * reckoned.max()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("offload", "recompute"), [("inputs", "full"), ("activations", "none"), ("activations", "full")]
 )

@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from tests.cost.test_host_copies import linked
 from tests.cost.test_layers_on_hosts import HOST, hosted
 from tests.cost.test_stage_memory import pipelines_of
+from tests.helpers.examples import examples
 from tests.simulator.steps.least.test_ceiling import ROUNDING, SYSTEMS, in_order
 from zbench.cost.bound import bound_seconds, ceiling_seconds
 from zbench.cost.collective import Collectives
@@ -64,7 +65,7 @@ def on(rate: float, cpus: float, of: dict[str, Any]) -> Cost:
     return make_cost(cluster, cost.model, False, True)
 
 
-@settings(max_examples=60)
+@examples(20)
 @given(models(), st.sampled_from((1e7, 1e9, 1e12)), st.sampled_from((1e8, 1e12)), LENGTHS, st.sampled_from(SYSTEMS))
 def test_no_step_is_faster(of: dict[str, Any], rate: float, cpus: float, lengths: list[int], system: Any) -> None:
     """Links from so slow that nothing else counts, CPUs likewise; whole steps and planners' estimates."""

@@ -70,6 +70,7 @@ def reckoned_and_found(cost: Cost, length: int, micro_batches: int) -> tuple[Flo
     return np.repeat(peak_bytes(plans, cost) / cost.tp, cost.tp), found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("sharding", SHARDING)
 @pytest.mark.parametrize(("recompute", "chunk"), LEVELS)
 def test_planners_memory_is_that_of_live_ranges(recompute: str, chunk: int | str, sharding: str) -> None:
@@ -98,6 +99,7 @@ def loss_is_fullest(cost: Cost, length: int) -> bool:
     return int(np.argmax(sizes)) >= len(of.at_work)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sharding", ["none", "zero1", "zero2", "zero3"])
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_groups_hold_what_they_gather(recompute: str, sharding: str) -> None:
@@ -110,6 +112,7 @@ def test_groups_hold_what_they_gather(recompute: str, sharding: str) -> None:
         assert found.max() >= 0.99 * reckoned.max()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", ["sliced 2", "async_tp", "commfuse", "query_split 3"])
 @pytest.mark.parametrize("recompute", ["none", "selective", "chunked", "full"])
 def test_chunks_beside_exchanges_need_no_more_than_is_reckoned(recompute: str, how: str) -> None:
@@ -125,6 +128,7 @@ def test_chunks_beside_exchanges_need_no_more_than_is_reckoned(recompute: str, h
         assert found.max() >= 0.98 * reckoned.max()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("sharding", SHARDING)
 @pytest.mark.parametrize(("recompute", "chunk"), LEVELS)
 def test_stages_hold_what_is_under_way(recompute: str, chunk: int | str, sharding: str) -> None:
@@ -199,7 +203,8 @@ def test_activations_on_hosts_are_two_layers_at_a_time(recompute: str, chunk: in
     host = {"host_bandwidth": 25e9, "host_efficiency": 0.8, "host_latency": 1e-5, "host_memory": 1e13}
     one = small(2, 4, model="gqa", memory=4e12)
     levels = {"recompute": recompute, "mlp_chunk_tokens": chunk, "sharding": sharding, "offload": "activations"}
-    for vocab, tp, layers in product((1000, 128256), (1, 2), ("all", 2)):
+    offset = LEVELS.index((recompute, chunk)) + SHARDING.index(sharding) // 2
+    for vocab, tp, layers in chequered((1000, 128256), (1, 2), ("all", 2), offset=offset):
         of = {"num_layers": 6, "vocab": vocab, "tensor_parallel": tp, "offload_layers": layers, **levels}
         cost = make_cost(replace(one.cluster, **host), replace(one.model, **of), False, True)
         reckoned, found = reckoned_and_found(cost, 4096 // tp, 3)
@@ -207,6 +212,7 @@ def test_activations_on_hosts_are_two_layers_at_a_time(recompute: str, chunk: in
         assert found.max() >= 0.98 * reckoned.max()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("sharding", "layers"),
     [
@@ -299,6 +305,7 @@ def with_experts(fine: bool, **model: Any) -> Cost:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fine", [False, True])
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_rows_sent_to_experts_are_there(recompute: str, fine: bool) -> None:

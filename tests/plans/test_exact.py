@@ -68,7 +68,7 @@ def test_every_pattern_in_every_backward_mode(data: st.DataObject, cost: Cost, m
     check(reverse(data.draw(forwards(cost)), mode), cost)
 
 
-@examples(60)
+@examples(20)
 @given(cases(mask=masks()))
 def test_every_combination_of_rewrites(case: tuple[Cost, Plan]) -> None:
     cost, plan = case
@@ -87,7 +87,7 @@ def test_routing_and_order_change_no_bit_of_what_they_must_not(data: st.DataObje
 
 
 @pytest.mark.parametrize("which", SYSTEMS, ids=str)
-@examples(12)
+@examples(6)
 @given(st.data())
 def test_every_system(which: Variant, data: st.DataObject) -> None:
     cost = data.draw(costs(mask=masks()))
@@ -108,6 +108,7 @@ def test_every_system_on_named_lengths(which: Variant, lengths: list[int], uneve
         check(plan, uneven)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("which", VARIANTS, ids=str)
 @pytest.mark.parametrize(
     ("shape", "lengths"),

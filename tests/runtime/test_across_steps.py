@@ -145,6 +145,7 @@ def assert_same(found: Trained, wanted: Trained) -> None:
         assert all(torch.equal(mine, one) for mine, one in zip(found.rests[name], fields, strict=True)), name
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 def test_it_trains_as_updates_do_that_are_made_as_gradients_come(case: str) -> None:
     found = trained(case, warmup=1)
@@ -154,6 +155,7 @@ def test_it_trains_as_updates_do_that_are_made_as_gradients_come(case: str) -> N
     assert found.last["last_update"]["seconds"] > 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "case",
     ["ZeRO-2, one of three layers, groups", "ZeRO-3, inputs and parameters on hosts", "pipelines that change"],

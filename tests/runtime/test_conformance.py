@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.helpers.examples import chequered
 from tests.helpers.variants import FOLDER, SYSTEMS, VARIANTS, Variant
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
@@ -131,8 +132,9 @@ def test_every_scheme_is_exact_under_every_mask(shape: str, mask: Mask) -> None:
 
 
 def test_every_variant_is_exact_and_sends_what_the_simulator_charges() -> None:
+    tried = [variant for (variant,) in chequered([variant for variant in VARIANTS if variant.changes], offset=0)]
     with running("2x2", check=("exact", "bytes")) as (cost, executor):
-        systems = able([variant for variant in VARIANTS if variant.changes], cost).values()
+        systems = able(tried, cost).values()
         for number, system in enumerate(systems):  # as their yamls have them: on all lengths
             step(executor, system, LENGTHS[1::2][number % 3], number)
 

@@ -14,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.examples import examples
 from tests.runtime.test_conformance import MODEL
 from tests.runtime.test_rounds import ADAMW, Worker, begun
 from tests.runtime.test_step_executor import CHECKS, EXPERTS, cost_of
@@ -113,6 +114,7 @@ CASES: dict[str, tuple[Cost, Planner]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_losses_are_those_of_the_torch_executor_and_both_checks_hold(case: str) -> None:
     cost, planner = CASES[case]
@@ -211,7 +213,7 @@ def groups() -> Iterator[Torch]:
             yield executor
 
 
-@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(6), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6), data=st.data())
 def test_any_labels(groups: Torch, lengths: list[int], data: st.DataObject) -> None:
     count = sum(lengths)

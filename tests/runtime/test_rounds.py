@@ -377,6 +377,7 @@ EXPERTS: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", EXPERTS)
 def test_experts_over_a_worker_s_gpus(case: str) -> None:
     """Losses of every step are those of workers in one process, whose tokens choose as on one GPU; an average moves
@@ -505,6 +506,7 @@ def test_one_fragment_at_once_is_diloco() -> None:
     assert streamed(RoundSync(STREAMING_DILOCO, **keys), ADAMW, parts) == pytest.approx(diloco, rel=1e-13)  # type: ignore[arg-type]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("sync", "experts"),
     [

@@ -81,6 +81,7 @@ CASES: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_losses_are_those_of_workers_in_one_process(case: str) -> None:
     cost, sync, planner, steps, strategy = CASES[case]

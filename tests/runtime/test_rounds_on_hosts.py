@@ -96,6 +96,7 @@ def on_hosts(cost: Cost, what: dict[str, Any]) -> Cost:
     return make_cost(replace(cost.cluster, **HOST), replace(cost.model, **what))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_losses_are_those_with_all_on_gpus(case: str) -> None:
     cost, sync, planner, steps, strategy, what = CASES[case]

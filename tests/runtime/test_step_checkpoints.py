@@ -38,6 +38,7 @@ def losses(cost: Cost, steps: range, shapes: dict[int, Shapes], **settings: Any)
         executor.stop()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("strategy", "settings"),
     [

@@ -107,6 +107,7 @@ def test_with_routers_that_choose_losses_are_those_of_the_torch_executor() -> No
     assert 1 - 2 * 4 * 23 / (120 * 2) <= less.expert_rows["dropped"] < 1  # 23 seats for 60 tokens with two experts
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_losses_are_those_of_the_torch_executor_and_both_checks_hold(case: str) -> None:
     cost = CASES[case]

@@ -174,6 +174,7 @@ def test_a_tied_table_comes_and_goes_with_the_stages_of_pipelines(sharding: str)
     changed(cost_of(2, 2, TIED, sharding=sharding))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("nodes", "gpus", "sharding", "layers"),
     [

@@ -89,6 +89,7 @@ def updated(last: Step, model: Model) -> float:
     return worst
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", CARRIED)
 @pytest.mark.parametrize(
     ("zero", "degree", "batches", "tied", "bucket", "window", "level"),

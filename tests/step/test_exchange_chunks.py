@@ -37,6 +37,7 @@ COVER = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("how", "tokens", "level", "mlp"), COVER)
 def test_exact_and_as_many_bytes(how: str, tokens: int, level: str, mlp: int) -> None:
     """Bytes of a group are those of whole feed-forwards; a ring passes on what is others', so where GPUs of a group
@@ -54,6 +55,7 @@ def test_exact_and_as_many_bytes(how: str, tokens: int, level: str, mlp: int) ->
     assert tokens != 32 or stated_bytes(step) == stated_bytes(whole)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("how", HOWS)
 def test_several_groups_micro_batches_and_zero(how: str, level: str) -> None:
@@ -64,6 +66,7 @@ def test_several_groups_micro_batches_and_zero(how: str, level: str) -> None:
     assert execute(step, plans, 2, model, slices=HOWS[how].token_slices) < 1e-12
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", HOWS)
 def test_experts_some_of_them_shared(how: str) -> None:
     """Shared experts are a segment by chunks; what goes to experts is by chunks after one another."""
@@ -76,6 +79,7 @@ def test_experts_some_of_them_shared(how: str) -> None:
     assert execute(step, plans, 2, model, experts, HOWS[how].token_slices) < 1e-12
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", HOWS)
 def test_mutants(how: str) -> None:
     model, plans = chunked(5), [plan_of([7, 4], 2, 2)]

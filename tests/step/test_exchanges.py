@@ -58,6 +58,7 @@ COVER = [  # every pair of choices
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("how", "tokens", "recompute"), COVER)
 def test_exact_and_as_many_bytes(how: str, tokens: int, recompute: str) -> None:
     """On four GPUs, with fewer tokens than GPUs, too: slices without a token have no operation."""
@@ -79,6 +80,7 @@ def test_exact_and_as_many_bytes(how: str, tokens: int, recompute: str) -> None:
         assert (np.diff(sizes)[lists[lists >= 0]] > 0).all()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("zero", ["none", "2", "3"])
 @pytest.mark.parametrize("how", HOWS)
 def test_exact_with_several_groups_micro_batches_and_stages(how: str, zero: str) -> None:
@@ -88,6 +90,7 @@ def test_exact_with_several_groups_micro_batches_and_stages(how: str, zero: str)
     assert execute(step, plans, 2, FOUR, slices=HOWS[how].token_slices) < 1e-12
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("variant", OWN, ids=str)
 def test_plans_of_every_system(variant: Variant) -> None:
     """In groups of two GPUs, by a method that its place in the list says."""
@@ -101,6 +104,7 @@ def test_plans_of_every_system(variant: Variant) -> None:
     assert execute(step, plans, 2, FOUR, slices=how.token_slices) < 1e-12
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", HOWS)
 def test_mutants(how: str) -> None:
     plans = [plan_of([7, 4], 2, 2)]
@@ -205,6 +209,7 @@ def test_what_cannot_be(keys: tuple[str | int, ...], told: str) -> None:
         ExchangeOverlap(*keys)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", HOWS)
 def test_attention_of_layers_with_experts(how: str) -> None:
     """Experts over one, two and four GPUs, skewed until some have no token; what tokens exchange with them stays."""

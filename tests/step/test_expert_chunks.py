@@ -42,6 +42,7 @@ def built(case: str, chunks: ExpertChunks, recompute: str = "none", zero: str = 
     return step, execute(step, plans, 1, model, how, overlap.token_slices), fault(step) + unrolled_fault(step)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("case", TOKENS)
 @pytest.mark.parametrize("chunks", CHUNKS)

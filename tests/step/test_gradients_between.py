@@ -95,6 +95,7 @@ def test_mutants_in_two_levels() -> None:
     assert rejected_mutants(in_two_levels(built(PIECES["lina's"], CASES[2])[0], 2), 1) > 8
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("pieces", PIECES)
 @pytest.mark.parametrize("kind", [(1, 0, 0), (2, 2, 0), (3, 1, 0), (3, 0, 1)])
 def test_exact_where_some_layers_rest_on_hosts(kind: tuple[int, int, int], pieces: str) -> None:

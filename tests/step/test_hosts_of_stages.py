@@ -95,6 +95,7 @@ def test_templates_of_micro_batches_that_are_alike_have_the_same_operations() ->
     assert len(with_copies) == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("level", "activations"), WAYS)
 @pytest.mark.parametrize("layers", [6, 1])
 def test_pipelines_of_plans_are_exact(level: str, activations: bool, layers: int) -> None:
@@ -107,6 +108,7 @@ def test_pipelines_of_plans_are_exact(level: str, activations: bool, layers: int
     assert sent_to_hosts(step, 99)[1].tolist() == [[one] for one in [*waiting, 0]]  # nothing across pipelines
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("level", "activations"), WAYS)
 @pytest.mark.parametrize(("stages", "layers"), [(1, 5), (1, 3), (1, 2), (2, 5), (3, 1)])
 def test_dense_layers_before_others_are_exact(level: str, activations: bool, stages: int, layers: int) -> None:
@@ -124,6 +126,7 @@ def test_dense_layers_before_others_are_exact(level: str, activations: bool, sta
         assert "uf" not in names["forward.0"] | names["backward.0"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("level", ["selective", "full"])
 @pytest.mark.parametrize(("stages", "again"), [(1, (2,)), (1, (4,)), (2, (1, 2)), (2, (2, 0))])
 @pytest.mark.parametrize("layers", [5, 2, 1])

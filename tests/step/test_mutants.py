@@ -58,6 +58,7 @@ def test_mutants(number: int) -> None:
     assert rejected > accepted > 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_every_operation_in_a_queue_of_another_kind_is_rejected(number: int) -> None:
     """Each queue that there is, for every kind of operation of every template."""
@@ -81,6 +82,7 @@ def test_every_operation_in_a_queue_of_another_kind_is_rejected(number: int) -> 
     assert {(COMPUTE, False), (SEND, False), (GATHER, False), (REDUCE, False), (SEND, True)} <= tried
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_two_operations_of_one_queue_in_each_others_place(number: int) -> None:
     """What is not there yet is told, which is all that an order can do: every operation follows what it uses, so no

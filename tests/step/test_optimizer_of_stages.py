@@ -45,6 +45,7 @@ def judged(step: Step, plans: Sequence[Plan], model: Model, degree: int = 1, how
     return sent
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("layers", "carried", "when"), WAYS)
 @pytest.mark.parametrize(
     ("zero", "stages", "degree", "bucket"),
@@ -61,6 +62,7 @@ def test_stages_are_exact(
         assert sent == FIVE.total_params * (4 + FIVE.element_bytes)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("layers", "carried", "when"), WAYS)
 @pytest.mark.parametrize(
     ("zero", "stages", "degree", "bucket"), [("1", 2, 1, "layer"), ("2", 2, 2, 900), ("3", 4, 1, END)]
@@ -91,6 +93,7 @@ def test_mutants_of_two_tables() -> None:
     assert rejected_mutants(step, 2, 24, lambda accepted: execute(accepted, plans, 1, model)) > 6
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("layers", "carried", "when"), WAYS)
 @pytest.mark.parametrize("shapes", SHAPES)
 def test_pipelines_of_plans_are_exact(shapes: list[tuple[int, int]], layers: int, carried: int, when: str) -> None:
@@ -111,6 +114,7 @@ def test_dense_first_layers_are_exact(number: int, layers: int, carried: int, wh
     _dense(number, HostLayers(4, layers, 0, carried), when)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("carried", [(4, 2), (3, 2), (3, 3), (4, 1)])
 @pytest.mark.parametrize("number", [0, 1, 3, 4])
 def test_dense_first_layers_are_exact_across_steps(number: int, carried: tuple[int, int]) -> None:

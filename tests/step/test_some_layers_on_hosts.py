@@ -35,6 +35,7 @@ def played(step: Step, plans: Sequence[Plan], **host: float) -> PlayedStep:
     return play_step(step, plans, Cost(cluster, FIVE))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [*KINDS, *CARRIED])
 @pytest.mark.parametrize(
     ("zero", "ranks", "degree", "gpus_per_node", "batches", "tied", "bucket", "window", "level"),

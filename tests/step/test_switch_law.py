@@ -118,6 +118,7 @@ def with_hosts(step: Step, gpus_per_node: int, optimizer: int = FOUR.num_layers,
 SHAPES = ([(1, 1)] * 4, [(2, 2)], [(2, 1), (1, 2)], [(4, 1)], [(1, 4)], [(1, 1), (1, 3)])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("node", "optimizer", "updates"),
     [(1, 4, ""), (2, 4, ""), (4, 4, ""), (2, 1, ""), (2, 3, ""), (1, 4, "across_steps"), (2, 2, "across_steps")],

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.examples import examples
 from tests.helpers.oracles import H100, small
 from zbench import CONF
 from zbench.cost.cost import Cost
@@ -143,7 +144,7 @@ def test_more_network_is_never_slower(wide: Cost, seed: int) -> None:
     assert all(later <= 1.01 * earlier for earlier, later in pairwise(taken)), taken
 
 
-@settings(max_examples=12)
+@examples(6)
 @given(st.integers(0, 10**6), st.sampled_from(("zero1", "zero3")), st.sampled_from((1.0, 1.5, 2.0)))
 def test_more_nics_or_bandwidth_never_make_it_slower(seed: int, sharding: str, tail: float) -> None:
     """By more than 1 %, whatever the lengths, on four nodes of four GPUs."""

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.helpers.examples import examples
+from tests.helpers.examples import chequered, examples
 from tests.helpers.shared import made_once
 from tests.helpers.strategies import batches, costs
 from tests.helpers.variants import SYSTEMS, VARIANTS, Variant
@@ -25,6 +25,7 @@ from zbench.correctness.reference.step_check import has_whole_step, same_plan, s
 from zbench.correctness.strategy_choices import StrategyChoice
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.expert_schedule import SEQUENTIAL
 from zbench.interfaces.protocols import System
 from zbench.plans.plan import TRANSFER, Plan
 from zbench.proof.verify import verify_step
@@ -43,7 +44,7 @@ def drawn(
 
 
 @every_system
-@examples(10)
+@examples(6)
 @given(st.data())
 def test_plans_are_correct_and_a_pure_function_of_the_batch_and_their_step_is_sound(
     which: Variant, data: st.DataObject
@@ -63,8 +64,9 @@ def test_plans_are_correct_and_a_pure_function_of_the_batch_and_their_step_is_so
     assert StepEstimate(cost).seconds(first) == StepEstimate(cost).seconds(again) > 0
 
 
+@pytest.mark.sampled(2)
 @every_change
-@examples(8)
+@examples(5)
 @given(st.data())
 def test_plans_of_other_choices_are_correct(which: Variant, data: st.DataObject) -> None:
     cost, batch, system = drawn(data, which)
@@ -144,7 +146,7 @@ def test_one_rank_sends_nothing(which: Variant, uneven: Cost) -> None:
 
 
 @every_system
-@examples(8)
+@examples(5)
 @given(st.data())
 def test_a_system_that_gains_a_faster_network_is_no_slower(which: Variant, data: st.DataObject) -> None:
     """The same plans on a cluster whose links have no latency and a hundred times the rate.
@@ -177,14 +179,20 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> Conf:
     """What conf/ has, combinations of it that have every pair of a system, a model and a cluster, and the choices of
     recompute=, memory= and experts' GPUs that they are tried with.
 
-    Clusters have at most three nodes here: the command has them whole, and property tests draw some of four.
+    Clusters have at most three nodes here: the command has them whole, and property tests draw some of four. Of
+    combinations with experts on several GPUs make test tries one in eight with its schedule of experts, which takes up
+    to fifteen times as long, and the others with the usual one.
     """
 
     def made() -> Conf:
         combinations = Combinations(tokens_per_gpu=1024, most_nodes=3)
         systems, models, clusters = map(choices, GROUPS)
         cover = pairwise_cover(systems, models, clusters, combinations.can_be)
-        return combinations, cover, combinations.choices(cover)
+        chosen = combinations.choices(cover)
+        scheduled = [combination for combination, choice in chosen.items() if choice.schedule]
+        tried = {combination for (combination,) in chequered(scheduled, offset=0, one_in=8)}
+        usual = {one: replace(chosen[one], schedule=SEQUENTIAL) for one in scheduled if one not in tried}
+        return combinations, cover, chosen | usual
 
     return made_once(tmp_path_factory, "conf", made)
 

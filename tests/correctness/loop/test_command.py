@@ -45,6 +45,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "loop",
     [

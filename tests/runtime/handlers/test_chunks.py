@@ -42,6 +42,7 @@ CASES = [
 FEW = [([2, 1], [23])[at % 2] for at in range(len(CASES))]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("lengths", "degree", "level", "mlp", "loss"),
     [*(([50, 1, 13], *case) for case in CASES), *((few, *case) for few, case in zip(FEW, CASES, strict=True))],

@@ -19,6 +19,7 @@ ZEROPP = ShardDegrees(WORLD, 2, WORLD, WORLD, WORLD, 2, TransferBits(8, 8, 4, bl
 FOUR = StepCombination(1, 4, 1, 1, 0, 1, "even", 1, 1, "whole", "own", "3", 0, "none", 2, "carry", "uneven")  # in words
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("degrees", NESTED, ids=str)
 def test_exact_with_the_bytes_of_the_step(ranks: LocalFleet, degrees: object) -> None:
     """Degrees (1, 2, 4) that lie in one another; in the second micro-batch two processes have no token."""

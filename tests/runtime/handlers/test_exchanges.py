@@ -52,6 +52,7 @@ FEW = ([1], [2], [5], [23])
 COVER = [(how, FEW[(number + turn) % 4]) for number, how in enumerate(HOWS) for turn in (0, 1)]  # each with two of them
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("how", "lengths"), COVER, ids=str)
 def test_exact_with_the_bytes_of_the_step(ranks: LocalFleet, how: str, lengths: list[int]) -> None:
     """Fewer tokens than processes, too. The only query of a step has no gradient but rounding errors, which Adam
@@ -66,6 +67,7 @@ def test_exact_with_the_bytes_of_the_step(ranks: LocalFleet, how: str, lengths: 
 LEVELS = ("chunked", "full", "selective", "none")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("how", "lengths"), COVER, ids=str)
 def test_feed_forwards_by_chunks_are_exact(ranks: LocalFleet, how: str, lengths: list[int]) -> None:
     """A chunk's own exchanges beside its matmuls, of lengths that chunks do not divide; the same bits twice, of each
@@ -78,6 +80,7 @@ def test_feed_forwards_by_chunks_are_exact(ranks: LocalFleet, how: str, lengths:
     assert number % 2 or ranks.call("run", case) == found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", HOWS)
 def test_packed_sequences_are_exact_and_two_runs_have_the_same_bits(ranks: LocalFleet, how: str) -> None:
     """Sums are added in the step's order, not in that of arrival."""

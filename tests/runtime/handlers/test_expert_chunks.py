@@ -64,6 +64,7 @@ ROUTED = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("chunks", "routed"), list(product((*CHUNKS, *BETWEEN), ROUTED)), ids=str)
 def test_exact_with_the_bytes_of_the_step(ranks: LocalFleet, chunks: ExpertChunks, routed: str) -> None:
     """The only query of a step has no gradient but rounding errors, nor has a share that is always 1; Adam divides by

@@ -63,6 +63,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("lengths", "model", "mlp", "level", "how", "chunks", "zero"), CASES)
 def test_exact_with_the_bytes_of_the_step(
     ranks: LocalFleet,

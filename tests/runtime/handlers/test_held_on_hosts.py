@@ -9,6 +9,7 @@ from tests.bench.held import CHOICES, SYSTEMS, held_case
 from zbench.runtime.processes.launch import LocalFleet
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("system", "choice"), list(product(SYSTEMS, CHOICES)))
 def test_held_as_accounted(ranks: LocalFleet, system: str, choice: str) -> None:
     """Of the fullest process to 3 %, and of none more than that; one with few tokens may have less."""

@@ -104,6 +104,7 @@ def test_exact_in_stages_and_with_some_layers_recomputed(
     assert all(one["host"] != (0, 0) for one in stated_bytes(step)[-4 // stages :])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("model", "level"), [(DEEP, "full"), (DEEP, "none"), (DEEP, "selective")])
 @pytest.mark.parametrize("offload", ["inputs", "activations"])
 @pytest.mark.parametrize("shapes", [[(1, 2), (2, 1)], [(1, 3), (1, 1)], [(2, 2)]])
@@ -120,6 +121,7 @@ def test_exact_in_pipelines_of_plans(
     assert all(one["host"] != (0, 0) for one in stated_bytes(step))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("level", "offload"), [("none", "activations"), ("selective", "activations"), ("full", "inputs")]
 )
@@ -137,6 +139,7 @@ def test_exact_with_dense_layers_before_others(
     assert judged_step(RANKS, found, stated_bytes(step)).fault == ""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("model", "chunk", "level", "how", "chunks", "zero"),
     [

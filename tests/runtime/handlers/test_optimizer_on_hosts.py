@@ -55,6 +55,7 @@ STATE = [(1, 0, 0), (2, 0, 2), (2, 0, 1), (1, 0, 1)]
 PARAMETERS = [(0, 1, 0), (1, 1, 0), (2, 2, 0), (2, 1, 2)]  # in parts, with ZeRO-3
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("zero", "degree", "optimizer", "parameters", "carried"),
     [(*one, *counts) for one in (("1", 2), ("2", 1), ("3", 1), ("3", 2)) for counts in STATE]
@@ -114,6 +115,7 @@ def test_exact_with_dense_layers_before_others(ranks: LocalFleet, stages: int, z
     assert judged_step(RANKS, found, stated_bytes(step)).fault == ""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("stages", "degree", "zero", "optimizer", "parameters", "carried"),
     [(2, 1, "3", 0, 5, 0), (2, 2, "3", 6, 3, 2), (4, 1, "3", 2, 6, 0), (1, 1, "hpz", 0, 4, 0), (2, 1, "hpz", 3, 6, 0)],

@@ -13,6 +13,7 @@ from zbench.step.proof.prove import prove_step
 ONE = StepCombination(1, 1, 2, 1, 0, 1, "even", 2, 1, "whole", "tied", "3", 0, "none", 2, "keep", "uneven")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "case",
     [

@@ -12,6 +12,7 @@ from zbench.runtime.processes.launch import LocalFleet
 from zbench.step.byte_law import stated_bytes
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("window", [2, 5, 8, 20])
 @pytest.mark.parametrize("lengths", [[13], [9], [7, 16], [50, 1, 14]], ids=str)
 def test_exact_under_a_window(ranks: LocalFleet, lengths: list[int], window: int) -> None:

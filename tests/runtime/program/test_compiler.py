@@ -32,6 +32,7 @@ def programs(plan: Plan, cost: Cost) -> list[tuple[Program, Program]]:
     return [Compiler(plan, rank, cost, lambda rows: rows, cut).compile() for rank in range(plan.num_ranks)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("which", VARIANTS, ids=str)
 @settings(max_examples=6)  # each compiles for every rank
 @given(st.data())

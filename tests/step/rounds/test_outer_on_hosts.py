@@ -34,6 +34,7 @@ def made(kind: str, shape: tuple[int, int], counts: tuple[int, int], stage: str 
     return outer_on_hosts(step, HostLayers(4, *counts), range(4), shape[1])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", PHASES)
 @pytest.mark.parametrize("counts", [(4, 0), (1, 0), (4, 4), (2, 3), (0, 2)])
 def test_every_shape_of_workers_and_layers(kind: str, counts: tuple[int, int]) -> None:
