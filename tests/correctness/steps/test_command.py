@@ -14,7 +14,7 @@ from zbench.correctness.steps.cases import Executed, ProcessOptions
 from zbench.correctness.steps.choices import CHOICES, CHOSEN_TOGETHER, LAID_OUT
 from zbench.correctness.steps.combination import StepCombination, every_combination
 from zbench.correctness.steps.command import combinations, executed, judged_step
-from zbench.correctness.steps.covering import Combinations, covering
+from zbench.correctness.steps.covering import PossibleCombinations, covering
 from zbench.step.byte_law import stated_bytes
 from zbench.step.proof.prove import StepError
 from zbench.step.template import Step
@@ -66,7 +66,9 @@ def test_combinations_are_all_that_can_be() -> None:
     def made(*values: Any) -> StepCombination:
         return StepCombination(**dict(zip(choices, values, strict=True)))
 
-    every = Combinations.where(lambda *values: made(*values).can_be(2), choices, LAID_OUT, CHOSEN_TOGETHER, made)
+    every = PossibleCombinations.where(
+        lambda *values: made(*values).can_be(2), choices, LAID_OUT, CHOSEN_TOGETHER, made
+    )
     wanted = [one for one in starmap(made, product(*choices.values())) if one.can_be(2)]
     assert len(every) == len(wanted) > 1000
     assert set(every) == set(wanted)

@@ -35,7 +35,7 @@ from zbench.correctness.steps.choices import (
     SHARES,
     WITH_SEATS,
 )
-from zbench.correctness.steps.covering import Combinations
+from zbench.correctness.steps.covering import PossibleCombinations
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Flags, Ints
 from zbench.describe.cluster import Cluster
@@ -232,9 +232,9 @@ def with_hosts(step: Step, model: Model, kept: tuple[str, str], sent: Sequence[F
     return with_host_memory(step, model, NODE, [2 - number % 2 for number in range(count)], sent)
 
 
-def every_combination(ranks: int) -> Combinations[StepCombination]:
+def every_combination(ranks: int) -> PossibleCombinations[StepCombination]:
     """Returns all combinations that can be on so many GPUs."""
-    return Combinations.where(
+    return PossibleCombinations.where(
         lambda *chosen: _combination(*chosen).can_be(ranks), CHOICES, LAID_OUT, CHOSEN_TOGETHER, _combination
     )
 

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Combinations(Sequence[T], Generic[T]):
+class PossibleCombinations(Sequence[T], Generic[T]):
     """Combinations of some first choices with what each of the others can be by itself beside them, made when they are
     asked for: on four GPUs there are hundreds of millions.
 
@@ -38,7 +38,7 @@ class Combinations(Sequence[T], Generic[T]):
         first: int,
         together: Sequence[tuple[str, ...]],
         make: Callable[..., T],
-    ) -> "Combinations[T]":
+    ) -> "PossibleCombinations[T]":
         """Returns all combinations that can be. can_be: of values of choices in their order. first: of these the ones
         with which the others are whatever each of them can be beside the first value of the rest, but for those that
         are told `together`, which follow one another."""
@@ -55,7 +55,7 @@ class Combinations(Sequence[T], Generic[T]):
             ways.append(_numbers(every, values[begin:end]))
             able.append(np.array(found, bool).reshape(-1, len(every)))
             begin = end
-        return Combinations(choices, _numbers(able_rows, values[:first]), tuple(ways), tuple(able), make)
+        return PossibleCombinations(choices, _numbers(able_rows, values[:first]), tuple(ways), tuple(able), make)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -88,7 +88,7 @@ class Combinations(Sequence[T], Generic[T]):
         return np.cumsum(counts)
 
 
-def covering(every: Combinations[T], seed: int) -> list[T]:
+def covering(every: PossibleCombinations[T], seed: int) -> list[T]:
     """Chooses few combinations that have every pair of choices that any has: the fewest of several covers that are
     drawn by the seed, which breaks ties."""
     marks, rng = _Marks.of(every), np.random.default_rng(seed)
@@ -127,7 +127,7 @@ class _Marks:
     open: list[Floats]
 
     @staticmethod
-    def of(every: Combinations[Any]) -> "_Marks":
+    def of(every: PossibleCombinations[Any]) -> "_Marks":
         """Returns the marks of combinations."""
         sizes = [len(of) for of in every.choices.values()]
         columns = np.split(np.eye(sum(sizes), dtype=np.float64), np.cumsum(sizes)[:-1])

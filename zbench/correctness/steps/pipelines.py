@@ -10,7 +10,7 @@ import numpy as np
 from zbench.correctness.steps.cases import StepCase
 from zbench.correctness.steps.choices import CUT_FOR_HOSTS, KEPT, LENGTHS, MASKS, MODEL
 from zbench.correctness.steps.combination import with_hosts
-from zbench.correctness.steps.covering import Combinations
+from zbench.correctness.steps.covering import PossibleCombinations
 from zbench.describe.arrays import Ints
 from zbench.passes.reverse import reverse
 from zbench.plans.build import Builder
@@ -103,9 +103,9 @@ class PipelineCombination:
         return reverse(builder.build(), "keep").with_(pipelines=pipelines)
 
 
-def every_pipeline_combination(ranks: int) -> Combinations[PipelineCombination]:
+def every_pipeline_combination(ranks: int) -> PossibleCombinations[PipelineCombination]:
     """Returns all combinations that can be on so many GPUs."""
-    return Combinations.where(
+    return PossibleCombinations.where(
         lambda *chosen: PipelineCombination(*chosen).can_be(ranks),
         PIPELINE_CHOICES,
         len(PIPELINE_CHOICES),
