@@ -40,8 +40,10 @@ def order_fault(step: Step, tables: WalkTables, looked: Sequence[tuple[Looked, i
         last = one.layer + one.stride * (one.repeats - 1)
         if min(one.layer, last) < 0 or max(one.layer, last) > step.num_layers:
             name = step.templates[one.template].name
-            played = f"layer {last}" if last == one.layer else f"layers {one.layer} to {last}"
-            return f"instance {number} (template {name}) is for {played}; the step has {step.num_layers}, from 0 on"
+            named_layers = f"layer {last}" if last == one.layer else f"layers {one.layer} to {last}"
+            return (
+                f"instance {number} (template {name}) is for {named_layers}; the step has {step.num_layers}, from 0 on"
+            )
     order = np.array(
         [(one.template, one.layer, one.repeats, one.stride, one.version, one.place) for one in step.order], np.int64
     ).reshape(-1, 6)
