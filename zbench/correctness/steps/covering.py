@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from zbench.describe.arrays import Flags, Floats, Ints
+from zbench.describe.arrays import Flags, Ints
 
 TRIES = 8  # covers, of which the one with the fewest combinations is taken
 T = TypeVar("T")
@@ -101,7 +101,8 @@ def _cover(marks: "_Marks", rng: np.random.Generator) -> list[tuple[int, list[in
 
     They are chosen one by one. For each row the ways of its groups are chosen one after another, each with most pairs
     that are still missing, and of what all rows come to the combination with most of them is taken. Pairs are counted
-    by matrices of ones and zeros, with a column for each value of each choice.
+    by matrices of ones and zeros, with a column for each value of each choice: of whole numbers, as threads of a BLAS
+    wait for one another on a busy machine, for minutes in all.
     """
     missing, chosen = marks.pairs(), list[tuple[int, list[int]]]()
     place = rng.permutation(len(marks.rows))
@@ -121,28 +122,28 @@ class _Marks:
     columns]; groups: of each the ways, [ways, columns]; able: as combinations have it; open: of each group the columns
     that have a one in some way that can be beside a row, [rows, columns]."""
 
-    rows: Floats
-    groups: list[Floats]
+    rows: Ints
+    groups: list[Ints]
     able: tuple[Flags, ...]
-    open: list[Floats]
+    open: list[Ints]
 
     @staticmethod
     def of(every: PossibleCombinations[Any]) -> "_Marks":
         """Returns the marks of combinations."""
         sizes = [len(of) for of in every.choices.values()]
-        columns = np.split(np.eye(sum(sizes), dtype=np.float64), np.cumsum(sizes)[:-1])
-        tables, begin = list[Floats](), 0
+        columns = np.split(np.eye(sum(sizes), dtype=np.int64), np.cumsum(sizes)[:-1])
+        tables, begin = list[Ints](), 0
         for table in (every.rows, *every.groups):
             marks = [columns[begin + at][table[:, at]] for at in range(table.shape[1])]
-            tables.append(np.sum(marks, axis=0, dtype=np.float64))
+            tables.append(np.sum(marks, axis=0, dtype=np.int64))
             begin += table.shape[1]
         opened = [
-            (able.astype(np.float64) @ group > 0).astype(np.float64)
+            (able.astype(np.int64) @ group > 0).astype(np.int64)
             for able, group in zip(every.able, tables[1:], strict=True)
         ]
         return _Marks(tables[0], tables[1:], every.able, opened)
 
-    def pairs(self) -> Floats:
+    def pairs(self) -> Ints:
         """Returns the pairs of values that some combination has, [columns, columns]."""
         some = [self.rows, *self.open]
         found = self.rows.T @ self.rows
@@ -153,21 +154,21 @@ class _Marks:
             real = group[able.any(axis=0)]
             found += real.T @ real
         np.fill_diagonal(found, 0)
-        return np.asarray(found > 0, np.float64)
+        return np.asarray(found > 0, np.int64)
 
 
-def _gains(marks: _Marks, missing: Floats, ties: Sequence[Ints], order: Ints) -> tuple[Floats, list[Ints]]:
+def _gains(marks: _Marks, missing: Ints, ties: Sequence[Ints], order: Ints) -> tuple[Ints, list[Ints]]:
     """Returns of each row the missing pairs of a combination of it, and the way of each group in that, groups filled in
     an order; where ways have as many missing pairs with what is chosen, the one with most of them beside what is still
     open is taken, so that a pair that is missing is never passed over by all rows."""
-    gain = (marks.rows @ missing * marks.rows).sum(axis=1) / 2
-    chosen, left = marks.rows, np.sum(marks.open, axis=0, dtype=np.float64) if marks.open else marks.rows
+    gain = (marks.rows @ missing * marks.rows).sum(axis=1) // 2
+    chosen, left = marks.rows, np.sum(marks.open, axis=0, dtype=np.int64) if marks.open else marks.rows
     ways = [np.zeros(0, np.int64)] * len(marks.groups)
     for at in order.tolist():
         group = marks.groups[at]
         left = left - marks.open[at]
         partners = missing @ group.T
-        inside = (group.T * partners).sum(axis=0) / 2
+        inside = (group.T * partners).sum(axis=0) // 2
         now, later = chosen @ partners + inside, left @ partners
         rank = np.where(marks.able[at], (now * len(missing) + later) * len(group) + ties[at], -1)
         ways[at] = rank.argmax(axis=1)
