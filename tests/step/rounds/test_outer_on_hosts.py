@@ -16,7 +16,7 @@ from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.memory.at_hosts import HostLayers
 from zbench.step.passes.rounds.outer_on_hosts import outer_on_hosts
 from zbench.step.passes.rounds.outer_parameters import OuterParameters
-from zbench.step.passes.rounds.outer_step import LATER, NOW, PHASES, outer_step
+from zbench.step.passes.rounds.outer_step import LATER, NOW, PHASES, SHARE, outer_step
 from zbench.step.passes.rounds.worker_steps import WorkerSteps
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.reading.read import read_step
@@ -72,7 +72,7 @@ def test_state_of_a_stage_is_on_its_own_hosts() -> None:
     step = steps.whole
     layout, hosts = step.layouts[0], set[int]()
     for row, first, last in step.resting(step.begins):
-        if row[2] >= 0 and layout.tensors[row[0]].name[0] in "sp":
+        if row[2] >= 0 and layout.tensors[row[0]].name[0] in "sp" and layout.tensors[row[0]].name != SHARE:
             there = np.asarray(layout.lists[row[2]]) - step.num_gpus
             shifts = {int(step.shifts[0, layer]) for layer in range(first, last + 1)} or {0}
             found = {int(one) + shift for one in there[there >= 0] for shift in shifts}
