@@ -17,15 +17,14 @@ from zbench.systems.nodewise.rates import Rates
 from zbench.systems.nodewise.records import Nodes, NodeSettings, Sequences
 
 LAYERS = 2  # that are played: with more, what is chosen is hardly better, and playing is most of planning
-ROUTED_LAYERS = 4  # of experts on several GPUs: beside reductions the first two do not tell how long later ones wait
 
 
 def seconds_of(plan: Plan, parts: Programs, cost: Cost, routed: ExpertLayer | None = None) -> float:
-    """Plays some layers beside their gathers and reductions and returns the seconds of one, as the mean over all.
+    """Plays two layers beside their gathers and reductions and returns the seconds of one, as the mean over all.
 
     routed: experts on several GPUs, on the way to which ranks meet; None: feed-forwards are at a token's home.
     """
-    return seconds_beside(plan, parts, cost, LAYERS if routed is None else ROUTED_LAYERS, routed)
+    return seconds_beside(plan, parts, cost, LAYERS, routed)
 
 
 def seconds_of_all(plans: tuple[Plan, ...], cost: Cost, routed: ExpertLayer | None = None) -> float:

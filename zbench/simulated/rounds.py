@@ -208,23 +208,21 @@ class PlayedRounds:
         until it has left, and what comes is added when all of it is there."""
         leaves = SENT if self.steps.sync.delay else LATER
         sent = [self.end(self.steps.end(one, leaves).step).memory.held for one in fragments]
-        every = [np.zeros_like(self.outer), *(self._bytes_of("d", held) for held in sent)]
-        return np.asarray(np.sum(every, axis=0), np.int64)
+        return _sum([np.zeros_like(self.outer), *(self._bytes_of("d", held) for held in sent)])
 
     def _bytes_of(self, names: str, held: Mapping[str, Ints]) -> Ints:
         """Returns the bytes of tensors of a round's end by the letter before a parameter's name, int64 [places]. held:
         of every tensor."""
         weights = {*self.steps.parameters.of_layers, *self.steps.parameters.outside}
         found = [value for name, value in held.items() if name[0] in names and name[1:] in weights]
-        every = [np.zeros_like(self.end(self.steps.whole).memory.peak), *found]
-        return np.asarray(np.sum(every, axis=0), np.int64)
+        return _sum([np.zeros_like(self.end(self.steps.whole).memory.peak), *found])
 
     def _peak_of_end(self, end: RoundEnd, fragments: Collection[int]) -> Ints:
         """Returns the bytes of every GPU at its fullest in what follows a step, int64 [GPUs]: beside it there are
         parameters and optimizer state of other fragments, and averages under way. fragments: of these before it."""
         own, whole = (self.end(step).memory for step in (self.steps.end(end.fragment, end.kind).step, self.steps.whole))
         beside = [*whole.began.values(), *(-value for value in own.began.values()), self._late(fragments)]
-        return np.asarray((own.peak + np.sum(beside, axis=0))[: self.steps.gpus[0]], np.int64)
+        return _sum([own.peak, *beside])[: self.steps.gpus[0]]
 
     def _ended(self, result: StepResult, end: RoundEnd) -> StepResult:
         """Returns a step's result with what follows it."""
@@ -278,3 +276,8 @@ class PlayedRounds:
             seconds_for={name: values.tolist() for name, values in spent.items() if values.any()},
             nic_tx_for=nic_tx_for,
         )
+
+
+def _sum(rows: Sequence[Ints]) -> Ints:
+    """Returns the sum of rows of bytes."""
+    return np.asarray(np.sum(rows, axis=0), np.int64)

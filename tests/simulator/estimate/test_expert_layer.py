@@ -64,7 +64,7 @@ def test_ranks_that_are_alike_wait_for_nothing_but_messages(recompute: str) -> N
     attention = [float(part.busy.max()) for part in programs(plan, cost)]
     forwards, linear = 1 + again, float(cost.linear_seconds(plan.tokens_per_rank)[0])
     assert one.before[0] + one.after[0] + one.experts[0] == pytest.approx(linear, rel=1e-3)  # starts of kernels apart
-    wanted = forwards * attention[0] + attention[1] + (forwards + 1) * float(one.out[0]) + float(one.again[0])
+    wanted = forwards * attention[0] + attention[1] + 2 * (forwards + 1) * float(one.out[0]) + float(one.again[0])
     wanted += (forwards + 2) * (one.before[0] + one.after[0] + one.experts[0])
     uncovered = expert_collectives(cost).uncovered / cost.layers
     assert routed(plan, cost) == pytest.approx(wanted + uncovered, rel=1e-6)
@@ -79,8 +79,8 @@ def test_a_layer_is_as_long_as_its_fullest_rank_makes_it(more: int, where: int) 
     even, lengths = np.full(8, 2048), np.full(8, 2048)
     lengths[where] += 128 * more
     one, other = (layer.seconds(each, projected(cost.model)) for each in (even, lengths))
-    assert (other.out > one.out).all()
-    assert np.ptp(other.out) == np.ptp(other.experts) == 0
+    assert other.out[where] > one.out[where]
+    assert np.ptp(other.experts) == 0
     assert routed(on_each(cost, lengths), cost) > routed(on_each(cost, even), cost)
 
 

@@ -77,8 +77,8 @@ class RoundRank(SteppingRank):
             self._weigh_anew()
             nothing = StepReport(None, 0.0, {}, 0.0, {}, {}, measured_peak_bytes(self.device), self.capacity_bytes, 0.0)
             measured = self.instruments.end()
-            seen: dict[str, Any] = {"nic": measured.nic, "nic_series": measured.nic_series, "paced": measured.paced}
-            return replace(nothing, **seen, store_bytes=self._most_held())
+            nothing = replace(nothing, nic=measured.nic, nic_series=measured.nic_series, paced=measured.paced)
+            return replace(nothing, store_bytes=self._most_held())
         step, tokens, seconds = own
         self.labels = sum(batch.of_sequences(one.numbers).counted_labels for one in tokens)
         return self.step(batch, step, tokens, train, noted, seconds)
