@@ -19,7 +19,7 @@ from zbench.runtime.handlers.machine import BatchParts
 from zbench.runtime.handlers.messages import Arrival, StepMessages
 from zbench.runtime.handlers.prepared import PreparedStep, ScheduledInstruction
 from zbench.runtime.handlers.store import Store
-from zbench.runtime.steps.instructions import Exchange, Parcel, Relay, TemplateProgram
+from zbench.runtime.steps.instructions import Exchange, Parcel, RelayedShare, TemplateProgram
 
 LOOKED = 64  # exchanges, beyond the one under way, among which messages are looked for
 
@@ -165,7 +165,7 @@ class PostedAhead:
         """Says between which places the message goes that is posted next."""
         self.messages.times.notes.turn_to(of.program, of.exchange.op, of.layer, src, dst)
 
-    def _size(self, of: _Expected, one: Parcel | Relay) -> int:
+    def _size(self, of: _Expected, one: Parcel | RelayedShare) -> int:
         """Returns the bytes of a parcel."""
         form = of.parts.format(one.cells.tensor, of.layer + one.cells.layer)
         return encoded_bytes(form, (one.cells.first, one.cells.second), of.exchange.encoding)

@@ -30,7 +30,7 @@ from zbench.runtime.steps.instructions import (
     Parcel,
     Parts,
     Programs,
-    Relay,
+    RelayedShare,
     Start,
     TemplateProgram,
 )
@@ -185,7 +185,7 @@ class _Compiler:
         sends: list[Parcel] = []
         receives: list[Parcel] = []
         copies: list[Parcel] = []
-        relays: list[Relay] = []
+        relays: list[RelayedShare] = []
         for src, dst, cells in self._transfers(row) if kind != DROP else ():
             ways = self._ways(src, dst, row[11] if kind in (SEND, MOVE) else -1)
             one, other = ways[0][0], ways[0][-1]
@@ -204,7 +204,7 @@ class _Compiler:
                     for part, way in enumerate(ways):
                         if self.process in way:
                             at = way.index(self.process)
-                            relays.append(Relay(whole, part, len(ways), (way[at - 1], way[at], way[at + 1])))
+                            relays.append(RelayedShare(whole, part, len(ways), (way[at - 1], way[at], way[at + 1])))
         takes = kind in (MOVE, REDUCE)
         encoding = self.step.encodings[row[10]] if row[10] >= 0 else None
         purpose = int(PURPOSE_OF[kind, row[8]])

@@ -57,7 +57,7 @@ class Parcel:
 
 
 @dataclass(frozen=True, slots=True)
-class Relay:
+class RelayedShare:
     """A share of a parcel that a process passes on for others. part, parts: which of how many; way: the processes that
     it comes from, is passed on by and goes to."""
 
@@ -84,12 +84,12 @@ class Exchange:
     receives: tuple[Parcel, ...]
     copies: tuple[Parcel, ...]
     op: int = -1
-    relays: tuple[Relay, ...] = ()
+    relays: tuple[RelayedShare, ...] = ()
 
     @property
     def cells(self) -> Cells:
         """The cells of one of its messages or copies."""
-        moved: tuple[Parcel | Relay, ...] = (*self.sends, *self.receives, *self.copies, *self.relays)
+        moved: tuple[Parcel | RelayedShare, ...] = (*self.sends, *self.receives, *self.copies, *self.relays)
         return moved[0].cells
 
 
