@@ -28,14 +28,8 @@ from zbench.simulator.hop_graph import hop_graph
 from zbench.simulator.hops import RX, TX, Hops, num_queues, ports
 from zbench.step.elements import PIECES
 from zbench.step.passes.memory.at_hosts import HostLayers, OnHosts
-from zbench.step.passes.parameters.zero import (
-    GRADIENT_BYTES,
-    MOMENT_BYTES,
-    WHOLE,
-    outer_weights,
-    weight_elements,
-    weights_of_layers,
-)
+from zbench.step.passes.parameters.weights import WHOLE, outer_weights, weight_elements, weights_of_layers
+from zbench.step.passes.parameters.zero import GRADIENT_BYTES, MOMENT_BYTES
 
 _NO_EDGES = Edges(np.zeros(0, np.int32), np.zeros(0, np.int32))
 _LAYERS, _FIRST, _LAST = "layers", "first stages", "last stages"  # where in pipelines a tensor is

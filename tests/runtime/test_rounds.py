@@ -35,7 +35,7 @@ from zbench.runtime.steps.tokens import routes_of, tokens_of
 from zbench.runtime.training.text import sequences
 from zbench.step.outer_update import outer_update
 from zbench.step.passes.own_plans import parts_of_layouts
-from zbench.step.passes.parameters.zero import weights_of_kinds
+from zbench.step.passes.parameters.weights import weights_of_kinds
 from zbench.step.passes.proven import ProvenSteps
 from zbench.step.passes.rounds.order import round_ends
 from zbench.step.passes.rounds.outer_step import ARRIVED

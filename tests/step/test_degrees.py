@@ -16,7 +16,8 @@ from zbench.describe.overlap import StepOverlap
 from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import GATHER, REDUCE, Operations, homes_among
 from zbench.step.passes.build import whole_step
-from zbench.step.passes.parameters.zero import GRADIENT_BYTES, STAGES, outer_weights, weight_elements
+from zbench.step.passes.parameters.weights import outer_weights, weight_elements
+from zbench.step.passes.parameters.zero import GRADIENT_BYTES, STAGES
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.proof.prove import StepError, prove_step
 from zbench.step.reading.read import read_step

@@ -13,7 +13,8 @@ from zbench.describe.model import Model
 from zbench.describe.overlap import StepOverlap
 from zbench.step.operations import GATHER
 from zbench.step.passes.build import whole_step
-from zbench.step.passes.parameters.zero import GRADIENT_BYTES, outer_weights, weight_elements
+from zbench.step.passes.parameters.weights import outer_weights, weight_elements
+from zbench.step.passes.parameters.zero import GRADIENT_BYTES
 from zbench.step.passes.recompute import SomeLayers
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 from zbench.step.proof.prove import StepError, prove_step

@@ -13,7 +13,7 @@ from zbench.plans.plan import Plan
 from zbench.runtime.steps.tokens import routes_of, tokens_of
 from zbench.step.operations import QUEUES, SEND
 from zbench.step.passes.build import whole_step
-from zbench.step.passes.parameters.zero import EXPERT_LAYER_WEIGHTS
+from zbench.step.passes.parameters.weights import EXPERT_LAYER_WEIGHTS
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.routing import ExpertParallel, Routing
 from zbench.step.reading.read import read_step

@@ -13,7 +13,7 @@ from zbench.describe.expert_schedule import ExpertChunks
 from zbench.describe.overlap import LAYER, StepOverlap
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.build import whole_step
-from zbench.step.passes.parameters.zero import weights_of_layers
+from zbench.step.passes.parameters.weights import weights_of_layers
 from zbench.step.passes.routing import ExpertParallel
 from zbench.step.template import Step
 

@@ -28,7 +28,7 @@ from zbench.runtime.processes.world import found
 from zbench.runtime.step_executor import Torch
 from zbench.simulated.executor import Simulated
 from zbench.simulated.recomputation import recomputing
-from zbench.step.passes.parameters.zero import weight_elements
+from zbench.step.passes.parameters.weights import weight_elements
 
 # What is known to work: 64 ranks of model tiny took their steps on two cores, none waiting executor.timeout's 30 s:
 #   python -m zbench executor=torch cluster.num_nodes=32 tokens_per_gpu=256 workload=pystdlib baseline=null steps=1

@@ -15,13 +15,8 @@ from zbench.simulator.steps.play import LAYERS, PlayedStep, play_some_layers, pl
 from zbench.step.byte_law import stated_bytes
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.own_plans import plans_of_layouts
-from zbench.step.passes.parameters.zero import (
-    GRADIENT_BYTES,
-    WHOLE,
-    outer_weights,
-    weight_elements,
-    weights_of_layers,
-)
+from zbench.step.passes.parameters.weights import WHOLE, outer_weights, weight_elements, weights_of_layers
+from zbench.step.passes.parameters.zero import GRADIENT_BYTES
 from zbench.step.proof.prove import prove_step
 from zbench.step.template import Step
 

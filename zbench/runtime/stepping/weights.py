@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zbench.describe.model import COSINE, Model
 from zbench.runtime.training.transformer import Transformer
-from zbench.step.passes.parameters.zero import weights_of_layers
+from zbench.step.passes.parameters.weights import weights_of_layers
 
 OUTSIDE: Mapping[str, str] = {"we": "embedding", "gl": "norm", "wh": "head"}  # of no layer: their names in the network
 OF_NO_LAYER = (*OUTSIDE, "vh")  # with a head of one value, which the network does not have

@@ -22,7 +22,7 @@ from zbench.step.passes.parameters.gradients import GradientRows
 from zbench.step.passes.parameters.optimizer import optimizer_template
 from zbench.step.passes.parameters.pipeline_parameters import CommonParameters, PipelineShapes
 from zbench.step.passes.parameters.pipeline_tables import PipelineTables, tables_updates
-from zbench.step.passes.parameters.zero import TABLES
+from zbench.step.passes.parameters.weights import TABLES
 from zbench.step.passes.sections import sections
 from zbench.step.passes.tensors import tensors_of
 from zbench.step.template import ACROSS, AT_HOME, Instance, Items, StageStart, Template

@@ -19,7 +19,7 @@ from zbench.step.layers import (
     head_forward,
     update,
 )
-from zbench.step.passes.parameters.zero import DENSE_WEIGHTS, TABLES, axes_of, layer_weights, outer_weights
+from zbench.step.passes.parameters.weights import DENSE_WEIGHTS, TABLES, axes_of, layer_weights, outer_weights
 from zbench.step.passes.recompute import made_again, with_recomputation
 from zbench.step.tensor import FOLLOWING, LEADING
 from zbench.step.transpose import transpose

@@ -20,7 +20,7 @@ from zbench.step.passes.buckets import Buckets
 from zbench.step.passes.micro_batch import BatchTemplates
 from zbench.step.passes.own_plans import own_plans
 from zbench.step.passes.parameters.pipeline_parameters import CommonParameters, OwnParameters, PipelineShapes
-from zbench.step.passes.parameters.zero import outer_weights, weights_of_layers
+from zbench.step.passes.parameters.weights import outer_weights, weights_of_layers
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.pipeline import border_templates, pipeline_order, stage_starts
 from zbench.step.passes.sections import sections

@@ -11,7 +11,7 @@ from zbench.describe.batch import Batch
 from zbench.describe.checks import CHOSEN
 from zbench.describe.layers.on_hosts import ACROSS_STEPS, AS_GRADIENTS_COME
 from zbench.simulator.steps.least.work import StepWork, step_work
-from zbench.step.passes.parameters.zero import outer_weights, weight_elements, weights_of_kinds
+from zbench.step.passes.parameters.weights import outer_weights, weight_elements, weights_of_kinds
 from zbench.step.tensor import FOLLOWING, LAYER, LEADING
 
 

@@ -16,7 +16,8 @@ from zbench.describe.arrays import Floats, Ints
 from zbench.describe.degrees import WORLD, ShardDegrees
 from zbench.describe.links import NIC
 from zbench.simulator.steps.trains.collectives import Legs, legs_of
-from zbench.step.passes.parameters.zero import GRADIENT_BYTES, WHOLE, ShardedParameters, weight_elements
+from zbench.step.passes.parameters.weights import WHOLE, weight_elements
+from zbench.step.passes.parameters.zero import GRADIENT_BYTES, ShardedParameters
 
 LAYER, TABLE, HEAD = "layer", "table", "head"
 

@@ -11,7 +11,7 @@ from itertools import takewhile
 from zbench.step.passes.memory.host_updates import FIRST
 from zbench.step.passes.memory.resting_step import KeptLayout
 from zbench.step.passes.parameters.tied_tables import has_two_tables
-from zbench.step.passes.parameters.zero import TABLES
+from zbench.step.passes.parameters.weights import TABLES
 from zbench.step.template import COMPLETE, Items, Step, Template
 
 Rows = list[list[int]]

@@ -10,7 +10,8 @@ from zbench.step.layout import StepLayout
 from zbench.step.lists import ListTable
 from zbench.step.operations import COMPUTE, Operations, operation_row
 from zbench.step.passes.parameters.gradients import GradientRows
-from zbench.step.passes.parameters.zero import WHOLE, ShardedParameters
+from zbench.step.passes.parameters.weights import WHOLE
+from zbench.step.passes.parameters.zero import ShardedParameters
 from zbench.step.template import ITEM_COLUMNS, Items, Template
 
 

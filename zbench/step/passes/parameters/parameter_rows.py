@@ -14,7 +14,8 @@ from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import GATHER, operation_row
 from zbench.step.passes.parameters.kept_tables import KeptTables
 from zbench.step.passes.parameters.lossy import LossyHops
-from zbench.step.passes.parameters.zero import WHOLE, ShardedParameters
+from zbench.step.passes.parameters.weights import WHOLE
+from zbench.step.passes.parameters.zero import ShardedParameters
 from zbench.step.template import AT_HOME
 
 

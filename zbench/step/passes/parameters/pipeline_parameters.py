@@ -16,7 +16,8 @@ import numpy as np
 from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.plans.pipelines import Pipelines
-from zbench.step.passes.parameters.zero import TABLES, WHOLE, ShardedParameters, outer_weights, weight_elements
+from zbench.step.passes.parameters.weights import TABLES, WHOLE, outer_weights, weight_elements
+from zbench.step.passes.parameters.zero import ShardedParameters
 
 
 @dataclass(frozen=True)

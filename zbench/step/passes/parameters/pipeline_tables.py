@@ -26,7 +26,7 @@ from zbench.step.passes.parameters.optimizer import updates_of
 from zbench.step.passes.parameters.parameter_rows import moved_entries
 from zbench.step.passes.parameters.pipeline_parameters import CommonParameters
 from zbench.step.passes.parameters.tied_tables import SUM, UPDATES
-from zbench.step.passes.parameters.zero import TABLES
+from zbench.step.passes.parameters.weights import TABLES
 from zbench.step.template import COMPLETE, Items, Template
 
 Rows = list[list[int]]

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from zbench.step.passes.parameters.zero import GRADIENT_BYTES, MOMENT_BYTES, ShardedParameters, weight_elements
+from zbench.step.passes.parameters.weights import weight_elements
+from zbench.step.passes.parameters.zero import GRADIENT_BYTES, MOMENT_BYTES, ShardedParameters
 from zbench.step.tensor import FOLLOWING, LEADING
 
 

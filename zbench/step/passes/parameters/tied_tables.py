@@ -32,7 +32,8 @@ from zbench.step.operations import COMPUTE, GATHER, MOVE, SEND, Operations, oper
 from zbench.step.passes.parameters.gradients import GradientRows
 from zbench.step.passes.parameters.optimizer import updates_of
 from zbench.step.passes.parameters.parameter_rows import moved_entries
-from zbench.step.passes.parameters.zero import TABLES, ShardedParameters
+from zbench.step.passes.parameters.weights import TABLES
+from zbench.step.passes.parameters.zero import ShardedParameters
 from zbench.step.template import COMPLETE, Instance, Items, Step, Template
 
 Rows = list[list[int]]

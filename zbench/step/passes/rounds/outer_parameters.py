@@ -16,7 +16,8 @@ from zbench.describe.arrays import Ints
 from zbench.describe.degrees import ShardDegrees
 from zbench.describe.model import Model
 from zbench.describe.overlap import StepOverlap
-from zbench.step.passes.parameters.zero import WHOLE, ShardedParameters
+from zbench.step.passes.parameters.weights import WHOLE
+from zbench.step.passes.parameters.zero import ShardedParameters
 from zbench.step.passes.routing import TOGETHER, ExpertParallel
 
 

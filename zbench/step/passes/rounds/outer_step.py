@@ -33,7 +33,8 @@ from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import COMPUTE, GATHER, REDUCE, Operations, operation_row
 from zbench.step.passes.parameters.parameter_rows import moved_entries
-from zbench.step.passes.parameters.zero import GRADIENT_BYTES, WHOLE, axes_of, weight_elements
+from zbench.step.passes.parameters.weights import WHOLE, axes_of, weight_elements
+from zbench.step.passes.parameters.zero import GRADIENT_BYTES
 from zbench.step.passes.rounds.outer_parameters import OuterParameters
 from zbench.step.template import ACROSS, AT_HOME, Instance, Items, StageStart, Step, Template
 from zbench.step.tensor import BORDER, FOLLOWING, LEADING, NONE, Tensor
