@@ -259,7 +259,7 @@ def report(worst: tuple[float, str], sent: int) -> StepReport:
     ],
 )
 def test_what_a_check_finds_ends_the_run(reports: list[StepReport], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_executor, "stated_bytes", lambda step, rows: [{"attention": (8, 8)}])
+    monkeypatch.setattr(step_executor, "stated_bytes", lambda step, rows, lanes: [{"attention": (8, 8)}])
     cost = cost_of(1, 1)
     executor = Torch(cost, WORKLOAD, check=CHECKS)
     step = executor.steps.of(WORKLOAD.batch(0), Zeppelin(cost).plan(WORKLOAD.batch(0)))

@@ -18,6 +18,7 @@ from zbench.describe.links import (
     NIC,
     NVLINK,
     Domain,
+    Lanes,
     Link,
     check_channels,
     check_share,
@@ -180,6 +181,11 @@ class Cluster:
     def num_nics(self) -> int:
         """The number of NICs of all nodes."""
         return self.num_nodes * self.nics_per_node
+
+    @property
+    def lanes(self) -> Lanes:
+        """The NICs of its nodes as lanes that a transfer may be spread over."""
+        return Lanes(self.gpus_per_node, self.nics_per_node)
 
     @property
     def node_of(self) -> Ints:

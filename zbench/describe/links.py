@@ -5,7 +5,7 @@ GPU: those of a pair of GPUs on one card, say, beside those to the rest of the n
 message that leaves one would take a NIC and the way out of the group at once, and a message takes one link at each end.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -135,3 +135,34 @@ def check_channels(key: str, value: Any, words: str = "") -> None:
     if not is_whole(value) or not 1 <= value <= MOST_CHANNELS:
         given = "null" if value is None else repr(value)
         raise ValueError(f"{key} is {given}; it takes a whole number from 1 to {MOST_CHANNELS}{words}")
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """The NICs of a node as lanes that a transfer between nodes may be spread over. gpus, nics: of each node, GPU
+    l tied to NIC l * nics // gpus, as zbench.describe.cluster.Cluster.nic_of has it."""
+
+    gpus: int
+    nics: int
+
+    def ways(self, src: int, dst: int, lanes: Sequence[int]) -> list[tuple[int, ...]]:
+        """Returns the GPUs that each share of a transfer passes, from src to dst, a lane each; one way without GPUs
+        between them where both are on one node."""
+        if src // self.gpus == dst // self.gpus:
+            return [(src, dst)]
+        ways = ((src, self.carrier(src, lane), self.carrier(dst, lane), dst) for lane in lanes)
+        return [tuple(dict.fromkeys(way)) for way in ways]
+
+    def carrier(self, gpu: int, lane: int) -> int:
+        """Returns the GPU that carries a lane for another one of its node: itself if it is tied to that NIC, else the
+        one tied to it that has the other's place among its own NIC's GPUs, so that they share the work."""
+        begin, local = gpu - gpu % self.gpus, gpu % self.gpus
+        if local * self.nics // self.gpus == lane:
+            return gpu
+        first = begin + -(-lane * self.gpus // self.nics)
+        return first + local % (self.gpus // self.nics)
+
+
+def share(size: int, part: int, parts: int) -> tuple[int, int]:
+    """Returns where a share of so many bytes begins and ends, of `parts` that are as even as they can be."""
+    return size * part // parts, size * (part + 1) // parts

@@ -15,7 +15,7 @@ from zbench.cost.job import worker_gpus
 from zbench.describe.batch import Batch
 from zbench.describe.exchanges import WHOLE, ExchangeOverlap
 from zbench.describe.expert_schedule import DRAWN, USUAL_EXPERTS, Experts
-from zbench.describe.lanes import Lanes
+from zbench.describe.links import Lanes
 from zbench.describe.overlap import FLAT, LAYER, StepOverlap
 from zbench.describe.sync import EVERY, RoundSync
 from zbench.interfaces.protocols import Ready, Workload
@@ -185,7 +185,7 @@ class Torch:
                 self._fleet.call("take_over", self.resume, self._left, num_labels)
         source, setups = COUNTERS if self.nic_counters else COUNTED, self._fleet.call("about")
         goes_on = setups[0].backend == "gloo" and not setups[0].staged and self._rounds is None
-        self._lanes = Lanes.of(self.cost.gpus.cluster) if goes_on else None
+        self._lanes = self.cost.gpus.cluster.lanes if goes_on else None
         return Ready(self.first_step, {"nic_bytes": source, "ranks": setup_facts(setups)})
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:

@@ -17,7 +17,7 @@ from itertools import product
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.describe.lanes import Lanes, share
+from zbench.describe.links import Lanes, share
 from zbench.step.expert_cut import ExpertCut
 from zbench.step.formula import Formula, Reference
 from zbench.step.layout import StepLayout

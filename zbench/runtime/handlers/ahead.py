@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from zbench.describe.lanes import share
+from zbench.describe.links import share
 from zbench.runtime.handlers.counted import CountedRows
 from zbench.runtime.handlers.encoded import encoded_bytes
 from zbench.runtime.handlers.machine import BatchParts

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zbench.describe.lanes import Lanes
+from zbench.describe.links import Lanes
 from zbench.describe.model import Model
 from zbench.runtime.handlers.context import Contexts, TokenWords
 from zbench.runtime.handlers.counted import CountedRows

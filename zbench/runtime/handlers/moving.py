@@ -30,6 +30,7 @@ from zbench.step.operations import QUEUES
 
 QUEUE, HOST = QUEUES.index("parameters"), QUEUES.index("host")
 HANDED = QUEUES.index("stages")  # which has nothing else meanwhile: what is handed over is counted by itself
+_LAST_TABLES = "wh", "swh"  # of tied embeddings on the last stage of a pipeline, and its optimizer state
 Pair = tuple[int, int]  # the place that elements leave, the one that they are for
 Pairs = Mapping[Pair, list[int]]  # the numbers of atoms of each pair
 
@@ -117,13 +118,16 @@ def atoms_of(atoms: Sequence[Span], spans: Sequence[Span]) -> list[int]:
 def changed(before: Resting, after: Resting) -> list[Key]:
     """Lists what has other places after, or is cut otherwise; a node's host memory may have the number of a GPU's part
     of another one's. First come tables that were not there, which have the numbers of those that were, last those that
-    are there no more."""
+    are there no more; gradients that only one of two steps begins with do not move."""
 
     def where(one: Resting, key: Key) -> tuple[list[Piece], list[int], list[list[int]]]:
         pieces = one.pieces[key]
         return pieces, [one.holder[place] for place, *_ in pieces], one.cut(key[0])
 
-    new, gone = (sorted(one.pieces.keys() - other.pieces.keys()) for one, other in ((after, before), (before, after)))
+    new, gone = (
+        sorted(key for key in one.pieces.keys() - other.pieces.keys() if key[0] in _LAST_TABLES)
+        for one, other in ((after, before), (before, after))
+    )
     both = sorted(after.pieces.keys() & before.pieces.keys())
     return [*new, *(key for key in both if where(before, key) != where(after, key)), *gone]
 

@@ -11,7 +11,7 @@ from itertools import tee
 
 from torch import Tensor
 
-from zbench.describe.lanes import share
+from zbench.describe.links import share
 from zbench.runtime.handlers.ahead import PostedAhead
 from zbench.runtime.handlers.computing import compute
 from zbench.runtime.handlers.encoded import EncodedCells, encoded_bytes

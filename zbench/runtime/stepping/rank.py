@@ -18,7 +18,6 @@ import torch.distributed as dist
 from zbench.console.heap import keep_freed_memory
 from zbench.describe.arrays import Ints
 from zbench.describe.batch import Batch
-from zbench.describe.lanes import Lanes
 from zbench.describe.mask import Mask
 from zbench.interfaces.result import HANDED_OVER, SWITCH
 from zbench.runtime.handlers.context import TokenWords
@@ -83,7 +82,7 @@ class SteppingRank:
         messages = open_messages(self.group, self._node_of(num_ranks), self.device, pace=self.pace)
         # Gloo has no routes of its own; a GPU's messages would have to be there before they are passed on.
         goes_on = dist.get_backend(self.group) == "gloo" and not messages.ends[0].through_host
-        lanes = Lanes.of(gpus.cluster) if goes_on else None
+        lanes = gpus.cluster.lanes if goes_on else None
         machine = StepMachine(self.model, self.device, kernel, messages, NoUpdate(), lanes=lanes)
         weighed = self.device.type == "cpu" and job.is_weighed  # a GPU's allocator tells
         self.runner = StepRunner(machine, self.board, kind=WeighedStore if weighed else Store)

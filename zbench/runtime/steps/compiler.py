@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
-from zbench.describe.lanes import Lanes
+from zbench.describe.links import Lanes
 from zbench.runtime.steps.early import with_early_exchanges
 from zbench.runtime.steps.instructions import (
     Cell,

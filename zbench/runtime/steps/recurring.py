@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from zbench.describe.arrays import Floats
-from zbench.describe.lanes import Lanes
+from zbench.describe.links import Lanes
 from zbench.runtime.steps.compiler import compile_template, starts_of
 from zbench.runtime.steps.instructions import Programs, TemplateProgram
 from zbench.step.layout import StepLayout

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zbench.describe.lanes import Lanes, share
+from zbench.describe.links import Lanes, share
 from zbench.simulator.hops import proxy
 
 
