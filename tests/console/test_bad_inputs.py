@@ -112,7 +112,6 @@ def test_only_experiments_ask_for_a_sweep() -> None:
     assert asking == {"experiment"}
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("bad", table(), ids=lambda bad: bad.line)
 def test_bad_input_is_a_sentence(
     bad: Bad, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from zbench.runtime.processes.fleet import Failure, RankFailed, ending, failure_sentence
 
 GRACE = 0.3  # seconds from the first sign of trouble to the verdict
-LATE_STATUS = 5.0  # the same, where how a lost rank's process ended is still to be told, as on a busy machine
+LATE_STATUS = 15.0  # the same, where how a lost rank's process ended is still to be told, as on a busy machine
 
 
 class Troubles:
