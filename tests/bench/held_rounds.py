@@ -84,12 +84,12 @@ class HeldRounds:
 
     @property
     def fullest(self) -> tuple[int, int]:
-        """Of the fullest process, accounted and measured."""
+        """The bytes of the fullest process, accounted and measured."""
         return int(self.accounted.max()), int(self.measured.max())
 
     @property
     def over(self) -> Ints:
-        """What every process has above its account."""
+        """The bytes by which every process has more than its account says, int64 [GPUs]."""
         return self.measured - self.accounted
 
 

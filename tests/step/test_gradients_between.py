@@ -1,6 +1,7 @@
 """Gradients in pieces between experts' messages of the next layer: proven, exact, with the bytes of whole ones."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ def plans_of(degree: int) -> list[Plan]:
     return [plan_of([40, 3], 4 // degree, 4 // degree), plan_of([5], 4 // degree, 4 // degree, first=2)]
 
 
-def built(pieces: GradientPieces | None, case: tuple, model: Model = MODEL) -> tuple[Step, list[Plan], int]:  # type: ignore[type-arg]
+def built(pieces: GradientPieces | None, case: tuple[Any, ...], model: Model = MODEL) -> tuple[Step, list[Plan], int]:
     zero, stages, degree, recompute, forward, backward = case
     plans, overlap = plans_of(degree), StepOverlap(experts=ExpertChunks(forward, backward, gradients=pieces))
     step = whole_step(replace(model, num_kv_heads=4), plans, degree, zero, overlap, recompute, HOW, stages)
@@ -55,7 +56,7 @@ def built(pieces: GradientPieces | None, case: tuple, model: Model = MODEL) -> t
 @pytest.mark.parametrize(
     ("pieces", "case"), [(name, CASES[(at + more) % 5]) for at, name in enumerate(PIECES) for more in (0, 2)], ids=str
 )
-def test_exact_and_as_many_bytes(pieces: str, case: tuple) -> None:  # type: ignore[type-arg]
+def test_exact_and_as_many_bytes(pieces: str, case: tuple[Any, ...]) -> None:
     """Shards end where pieces do, so that a GPU's share is larger or smaller by what rounding does; all GPUs together
     send as many bytes for gradients, and each as many for experts."""
     step, plans, slices = built(PIECES[pieces], case)
@@ -69,7 +70,7 @@ def test_exact_and_as_many_bytes(pieces: str, case: tuple) -> None:  # type: ign
 @pytest.mark.parametrize(
     ("pieces", "case"), [(name, CASES[(at + more) % 5]) for at, name in enumerate(PIECES) for more in (1, 4)], ids=str
 )
-def test_in_two_levels(pieces: str, case: tuple) -> None:  # type: ignore[type-arg]
+def test_in_two_levels(pieces: str, case: tuple[Any, ...]) -> None:
     """With two GPUs a node, of which some have no tokens: what each GPU sends to experts, and what all of them send for
     gradients, stays, and no piece goes between GPUs of two nodes that have other numbers in theirs."""
     flat, plans, slices = built(PIECES[pieces], case)

@@ -86,20 +86,22 @@ def test_mutants(number: int) -> None:
     assert rejected > 20
 
 
+def without(name: str, step: Step) -> Step:
+    """Returns a step without instances of the first template that is called so."""
+    gone = next(at for at, one in enumerate(step.templates) if one.name == name)
+    return replace(step, order=tuple(one for one in step.order if one.template != gone))
+
+
 def test_a_gradient_that_one_pipeline_keeps_for_itself_is_found() -> None:
     """Each pipeline updates by its own gradient alone: no reduction across them."""
-    step, _ = case(0)
-    reduce = next(at for at, one in enumerate(step.templates) if one.name == "reduce")
-    kept = replace(step, order=tuple(one for one in step.order if one.template != reduce))
+    kept = without("reduce", case(0)[0])
     assert "has to be there with 9 contributions and is there with 3 contributions" in fault(kept)
     assert unrolled_fault(kept)
 
 
 def test_a_tied_table_whose_gradient_is_of_its_own_stage_alone_is_found() -> None:
     """The two tables of a pipeline, and those of others, come apart: no sum over first and last stages."""
-    step, _ = case(8)
-    summed = next(at for at, one in enumerate(step.templates) if one.name == "sum_tables")
-    kept = replace(step, order=tuple(one for one in step.order if one.template != summed))
+    kept = without("sum_tables", case(8)[0])
     assert "formula dwe is computed 0 times for the step, not once" in fault(kept)
     assert unrolled_fault(kept)
 

@@ -20,13 +20,13 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("system", "sync", "memory"), CASES)
 def test_rounds_hold_what_is_accounted(system: str, sync: str, memory: str) -> None:
-    """Of every process to 3 %: parameters, outer ones and averages under way."""
+    """Every process has what is accounted to 3 %: parameters, outer ones and averages under way."""
     of = held_rounds(system, SYNCS[sync], MEMORIES[memory])
     assert of.measured == pytest.approx(of.accounted, rel=0.03)
 
 
-def test_a_round_s_end_may_be_fullest() -> None:
-    """With few tokens beside wide feed-forwards: every worker's parameters, their sum and the outer ones together."""
+def test_rounds_of_few_tokens_beside_wide_feed_forwards_hold_what_is_accounted() -> None:
+    """Nearly all there is are parameters: every worker's, their sum and the outer ones, together when a round ends."""
     memory = {"sharding": "zero3", "ffn_hidden": 512, "recompute": "full"}
     of = held_rounds("ring", SYNCS["slowmo"], memory)
     assert of.measured == pytest.approx(of.accounted, rel=0.01)

@@ -9,6 +9,7 @@ cells without a row are not there, and nobody misses them.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -250,7 +251,7 @@ class Store:
         """Adds contributions cell by cell, when they are read: some are on their way here."""
         held = self.held[key]
         for a, b in cells:
-            mine = Slab(slab.format, (a,), (b,), lambda a=a, b=b: _of(slab, a, b), slab)  # type: ignore[misc]
+            mine = Slab(slab.format, (a,), (b,), partial(_of, slab, a, b), slab)
             before = held.get((a, b))
             if before is None:
                 held[a, b] = mine
