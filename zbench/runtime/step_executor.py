@@ -34,7 +34,7 @@ from zbench.runtime.driver import (
     open_fleet,
     setup_facts,
 )
-from zbench.runtime.job.job import AdamW
+from zbench.runtime.job.job import AdamW, relays_shares
 from zbench.runtime.job.settings import check_nic_counters
 from zbench.runtime.job.step_job import StepJob, StepReport
 from zbench.runtime.measured import COUNTERS
@@ -184,8 +184,8 @@ class Torch:
                 self._left, num_labels = resting_then(self.resume)
                 self._fleet.call("take_over", self.resume, self._left, num_labels)
         source, setups = COUNTERS if self.nic_counters else COUNTED, self._fleet.call("about")
-        goes_on = setups[0].backend == "gloo" and not setups[0].staged and self._rounds is None
-        self._lanes = self.cost.gpus.cluster.lanes if goes_on else None
+        relays = relays_shares(setups[0].backend, setups[0].staged) and self._rounds is None
+        self._lanes = self.cost.gpus.cluster.lanes if relays else None
         return Ready(self.first_step, {"nic_bytes": source, "ranks": setup_facts(setups)})
 
     def step(self, batch: Batch, plans: tuple[Plan, ...]) -> StepResult:

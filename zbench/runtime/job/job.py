@@ -82,6 +82,12 @@ class Job:
         }
 
 
+def relays_shares(backend: str, staged: bool) -> bool:
+    """Returns whether ranks pass on shares of others' transfers over the NICs of a node: over gloo, which has no routes
+    of its own, and where messages need not come through host memory first. backend, staged: as of RankSetup."""
+    return backend == "gloo" and not staged
+
+
 @dataclass(frozen=True, slots=True)
 class RankSetup:
     """A rank's findings about how it runs. device: its name; kernel: the one chosen; backend: gloo or nccl.

@@ -29,7 +29,7 @@ from zbench.runtime.handlers.prepared import PreparedStep
 from zbench.runtime.handlers.resting import Resting
 from zbench.runtime.handlers.runner import StepRunner, Whole
 from zbench.runtime.handlers.store import Store
-from zbench.runtime.job.job import RankSetup
+from zbench.runtime.job.job import RankSetup, relays_shares
 from zbench.runtime.job.step_job import StepJob, StepReport
 from zbench.runtime.kernels.elementwise import Elementwise
 from zbench.runtime.kernels.kernels import choose_kernel
@@ -80,9 +80,8 @@ class SteppingRank:
         kernel = choose_kernel(job.kernel, self.device, self.model.head_dim, dtype, self.model.mask)
         self.group = dist.new_group()
         messages = open_messages(self.group, self._node_of(num_ranks), self.device, pace=self.pace)
-        # Gloo has no routes of its own; a GPU's messages would have to be there before they are passed on.
-        goes_on = dist.get_backend(self.group) == "gloo" and not messages.ends[0].through_host
-        lanes = gpus.cluster.lanes if goes_on else None
+        relays = relays_shares(dist.get_backend(self.group), messages.ends[0].through_host)
+        lanes = gpus.cluster.lanes if relays else None
         machine = StepMachine(self.model, self.device, kernel, messages, NoUpdate(), lanes=lanes)
         weighed = self.device.type == "cpu" and job.is_weighed  # a GPU's allocator tells
         self.runner = StepRunner(machine, self.board, kind=WeighedStore if weighed else Store)
