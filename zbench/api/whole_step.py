@@ -9,6 +9,7 @@ from zbench.api.parts import cluster_named, machine_in, told, trained_named
 from zbench.api.played_text import PlayedText, check_fits
 from zbench.api.settings import Keys, command_settings
 from zbench.console.command import Parser
+from zbench.describe.links import Lanes
 from zbench.describe.strategies.step_strategy import StepStrategy
 from zbench.describe.strategy import STRATEGY_GROUPS
 from zbench.describe.units import in_bytes, with_noun
@@ -58,7 +59,7 @@ def step_words(words: Sequence[str]) -> int:
             raise ValueError(f"--trace is {given.trace!r}, of a step that is played; {_NAMES_NONE}")
         if found.machine is not None:
             check_fits(found.written, *found.machine)
-        print(_summary(found.written.step))
+        print(_summary(found.written.step, None if found.machine is None else found.machine.cluster.lanes))
         if given.out is not None:
             write_whole(given.out, found.written.text, _CALLED)
             print(f"written to {given.out}")
@@ -119,8 +120,9 @@ def _machine(chosen: dict[str, str], keys: dict[str, Keys]) -> tuple[Machine, St
     return machine_in(chosen.get("world"), cluster, model, keys["world"]), own
 
 
-def _summary(step: Step) -> str:
-    """Returns what a step has, and what its proof counted.
+def _summary(step: Step, lanes: Lanes | None) -> str:
+    """Returns what a step has, and what its proof counted. lanes: of the machine that it is played on, over which
+    shares of transfers are passed on; None: no machine is named, and bytes are from end to end.
 
     Raises:
         ValueError: it is wrong.
@@ -131,7 +133,7 @@ def _summary(step: Step) -> str:
         raise ValueError(f"the step is wrong: {error}") from error
     hosts = f" and {with_noun(step.num_hosts, 'host')}" if step.num_hosts else ""
     templates, operations = with_noun(len(step.templates), "template"), with_noun(step.num_operations, "operation")
-    sent = sent_by_purpose(stated_bytes(step))
+    sent = sent_by_purpose(stated_bytes(step, lanes=lanes))
     lines = [
         f"step of {with_noun(step.num_layers, 'layer')} on {with_noun(step.num_gpus, 'GPU')}{hosts}: "
         f"{templates}, played {with_noun(len(step.order), 'time')}, with {operations}",
