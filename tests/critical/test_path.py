@@ -11,7 +11,7 @@ from tests.simulator.steps.test_small_steps import MODEL, cluster
 from zbench.cost.cost import Cost
 from zbench.critical.path import BEGIN, GPU, LINK, OPERAND, QUEUE, critical_path
 from zbench.critical.told import path_rows, path_sheets
-from zbench.describe.cluster import LONGEST_WAITING
+from zbench.describe.cluster import PORT_ORDERS
 from zbench.simulator.clock import Timeline
 from zbench.simulator.steps.hop_by_hop import HopByHop
 from zbench.simulator.steps.play import play_layers
@@ -35,7 +35,7 @@ def explained(program: HopByHop, timeline: Timeline, hop: int, before: int, wait
     return bool(queues[0] & queues[1]) and before < hop and (ended or started)
 
 
-@pytest.mark.parametrize("order", ["plan", LONGEST_WAITING])
+@pytest.mark.parametrize("order", PORT_ORDERS)
 @pytest.mark.parametrize("channels", [1, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_a_path_goes_from_the_step_s_end_to_its_begin(name: str, channels: int, order: str) -> None:

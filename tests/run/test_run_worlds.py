@@ -168,7 +168,7 @@ def test_the_experiment_names_worlds_that_there_are() -> None:
     params = OmegaConf.load(CONF / "experiment" / "worlds.yaml").hydra.sweeper.params
     named = params.world.split(",")
     assert named[0] == "nominal"
-    left_out = {"nvlink_1", "compute_slowed", "compute_slowed_2", "longest_waiting", "matmul_shapes"}
+    left_out = {"nvlink_1", "compute_slowed", "compute_slowed_2", "longest_waiting", "shared", "matmul_shapes"}
     assert set(named) | left_out == {path.stem for path in (CONF / "world").glob("*.yaml")}
 
 

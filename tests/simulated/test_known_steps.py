@@ -23,6 +23,7 @@ BATCH = Batch(np.array([5000, 1800, 900, 400, 300, 220, 120, 77]), seed=0, step=
 WORLDS = (
     World(nic_bandwidth=0.1, latency=3.0),
     World(nvlink_bandwidth=0.02, port_order="longest_waiting"),
+    World(nic_bandwidth=0.3, port_order="shared"),
     World(attention_rate=0.05, matmul_rate=0.1),
     World(compute_slowdown=1.3),
 )

@@ -39,15 +39,15 @@ CLUSTER_KINDS = {
     "host_adam_bandwidth": "bytes/s",
 }
 MOST_RANKS = 2**20  # above any training cluster there is (some 200,000 GPUs)
-PLAN, LONGEST_WAITING = "plan", "longest_waiting"
+PLAN, LONGEST_WAITING, SHARED = PORT_ORDERS = "plan", "longest_waiting", "shared"
 HOST_LINK = ("host_bandwidth", "host_efficiency", "host_latency")
 Ranks = NDArray[np.signedinteger[Any]]
 
 
 def check_port_order(key: str, value: object) -> None:
     """Raises ValueError where a value is no order in which ports serve."""
-    if value not in (PLAN, LONGEST_WAITING):
-        raise ValueError(f"{key} is {value!r}; it takes {PLAN} or {LONGEST_WAITING}")
+    if value not in PORT_ORDERS:
+        raise ValueError(f"{key} is {value!r}; it takes {PLAN}, {LONGEST_WAITING} or {SHARED}")
 
 
 def usual_channels(nic_bandwidth: float) -> int:
@@ -72,7 +72,8 @@ class Cluster:
         many copies at once as it has queues; all or none. host_memory: bytes of a node; host_adam_bandwidth: bytes/s,
         read plus written, with which its CPUs update parameters by Adam; None where they are not known.
     port_order: of messages that wait for one port, the first is "plan", what stands first in the plan, or
-        "longest_waiting", what has waited longest (zbench.simulator.clock).
+        "longest_waiting", what has waited longest; "shared": they take turns, piece by piece
+        (zbench.simulator.clock).
     links: every class of links, by its number (zbench.describe.links).
     """
 

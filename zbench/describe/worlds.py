@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from zbench.describe.checks import check_slowdown, check_whole_number
-from zbench.describe.cluster import Cluster, check_port_order
+from zbench.describe.cluster import LONGEST_WAITING, PLAN, SHARED, Cluster, check_port_order
 from zbench.describe.curve import Curve
 from zbench.describe.device import CURVES, Device
 from zbench.describe.links import MOST_CHANNELS, Domain
@@ -25,6 +25,7 @@ _FACTORS = {
     "attention_rate": "attention rate",
     "matmul_rate": "matmul rate",
 }
+_ORDERS = {PLAN: "serve in plan order", LONGEST_WAITING: "serve who has waited longest", SHARED: "are shared"}
 _CHANNELS = {"nic_channels": "NIC", "nvlink_channels": "NVLink"}
 
 
@@ -156,7 +157,7 @@ class World:
         given = {words: getattr(self, name) for name, words in _CHANNELS.items()}
         told += [f"{words} channels {count}" for words, count in given.items() if count is not None]
         if self.port_order is not None:
-            told.append(f"ports serve by {self.port_order.replace('_', ' ')}")
+            told.append(f"ports {_ORDERS[self.port_order]}")
         if self.compute_slowdown is not None:
             told.append(f"computes beside messages x {self.compute_slowdown:.5g}")
         if self.matmul_shapes is not None:

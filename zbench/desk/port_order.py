@@ -1,7 +1,8 @@
 """Measures who goes first on a desk's NICs: a ring's messages beside an all-gather that began before them.
 
-The clock knows two orders (Cluster.port_order). By the plan's, messages wait for all of a gather that stands before
-them; where the longest waiting goes first, for the piece of it that is under way. The driver's side; imports no torch.
+The clock knows three orders (Cluster.port_order). By the plan's, messages wait for all of a gather that stands before
+them; where the longest waiting goes first, for the piece of it that is under way; where ports are shared, both have
+half of it. The driver's side; imports no torch.
 """
 
 from collections.abc import Callable
@@ -33,7 +34,7 @@ class PortOrder:
     @property
     def waited(self) -> float:
         """The share of the gather that the ring's messages waited for: 1 in the plan's order, nearly 0 where the
-        longest waiting goes first, `halves` where both have half of the NIC."""
+        longest waiting goes first, `halves` where they share the NIC."""
         return (self.ring - self.ring_alone) / self.gather_alone
 
     @property

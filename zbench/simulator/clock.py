@@ -7,7 +7,8 @@ A hop (zbench.simulator.hops) waits for its data, for its **queues** and for its
   the receiving link, so that to one peer alone it has a k-th of the bandwidth; a collective's takes all of both. Of the
   hops that wait, the first that finds both free goes, so a link never idles for a hop that waits elsewhere; of several
   that find them free at once, the one that stands first in the plan, or the one that has waited longest
-  (Cluster.port_order);
+  (Cluster.port_order). Where ports are shared, that is the one that has waited longest, and whole steps send messages
+  in pieces, as collectives: those that want one port take turns, so that each has an even share of it;
 - a queue belongs to a rank and starts its hops in plan order, as many at a time as its links have channels. Each rank
   has a compute queue and, for every class of links, one a direction for transfers of its own and one for what it passes
   on for others. Messages from one queue to one other queue go one after another.
@@ -28,7 +29,7 @@ import numba as nb
 import numpy as np
 
 from zbench.describe.arrays import Floats, Ints
-from zbench.describe.cluster import LONGEST_WAITING, Cluster
+from zbench.describe.cluster import PLAN, SHARED, Cluster
 from zbench.describe.compiled import ENTERED, ENTERED_IN_PLACE, INNER
 from zbench.simulator.hop_graph import HopGraph, HopTable
 from zbench.simulator.hops import COMPUTE, num_links, num_queues
@@ -53,13 +54,15 @@ class Free:
     """When channels are free, in seconds: queues [num_queues, most channels], links [num_links, most channels].
 
     A queue or link with fewer channels than the most has its first ones. longest_waiting: who goes first at a link
-    that several wait for (Cluster.port_order). slowdown: of computes beside messages (Device.compute_slowdown).
+    that several wait for, and shared: whether whole steps send all in pieces (Cluster.port_order). slowdown: of
+    computes beside messages (Device.compute_slowdown).
     """
 
     queues: Floats
     links: Floats
     longest_waiting: bool = False
     slowdown: float = 1.0
+    shared: bool = False
 
     @staticmethod
     def zero(cluster: Cluster) -> "Free":
@@ -71,12 +74,12 @@ class Free:
         """Returns channels of so many queues, and of a cluster's links, that are all free at 0."""
         most = max(link.channels for link in cluster.links)
         links = np.zeros((num_links(cluster), most))
-        longest_waiting = cluster.port_order == LONGEST_WAITING
-        return Free(np.zeros((queues, most)), links, longest_waiting, cluster.device.compute_slowdown)
+        order, slowdown = cluster.port_order, cluster.device.compute_slowdown
+        return Free(np.zeros((queues, most)), links, order != PLAN, slowdown, order == SHARED)
 
     def copy(self) -> "Free":
         """Returns a copy that goes on by itself."""
-        return Free(self.queues.copy(), self.links.copy(), self.longest_waiting, self.slowdown)
+        return Free(self.queues.copy(), self.links.copy(), self.longest_waiting, self.slowdown, self.shared)
 
 
 class Slowed(NamedTuple):

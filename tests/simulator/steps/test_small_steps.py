@@ -7,11 +7,12 @@ import pytest
 
 from tests.helpers.offload_step import offload_text
 from zbench.cost.cost import Cost
-from zbench.describe.cluster import LONGEST_WAITING, Cluster
+from zbench.describe.cluster import LONGEST_WAITING, PLAN, PORT_ORDERS, SHARED, Cluster
 from zbench.describe.device import Device
 from zbench.describe.links import Domain
 from zbench.describe.model import Model
-from zbench.simulator.steps.play import PlayedStep, play_step
+from zbench.simulator.steps.expand import BYTES, LINK_A, QUEUE_A, QUEUE_B
+from zbench.simulator.steps.play import PlayedStep, play_layers, play_step
 from zbench.step.proof.prove import prove_step
 from zbench.step.reading.read import read_step
 
@@ -301,3 +302,27 @@ def test_who_waits_longest_goes_first() -> None:
     assert played(PORTS, of).seconds == pytest.approx(2e-3 + message + 2 * matmul, rel=1e-6)
     first = replace(of, port_order=LONGEST_WAITING)
     assert played(PORTS, first).seconds == pytest.approx(2e-3 + message, rel=1e-6)
+
+
+@pytest.mark.parametrize("tokens", [500, 1000])
+def test_who_shares_a_port_takes_turns(tokens: int) -> None:
+    """A gather of 8 ms is under way when a message of 1 or 2 ms gets ready. In plan order the message waits for all of
+    the gather, and where who waits longest goes first for the piece under way. Where they share the port, both have
+    half of it until the message is there, to a piece: twice its time. The gather ends by the message later, except
+    where that waits for it."""
+    text = PORTS.replace("z: 1000 1000", "z: 4000 4000").replace("m[t]: copy, none, 100 ", "m[t]: copy, none, 100000 ")
+    step = read_step(text.replace("batch: 1024 1024", f"batch: {tokens} 1024"))
+    message, matmul, piece = tokens * 1e5 / 50e9, 2 * tokens * 67108864 / 2 / 650e12, 0.2e-3
+    ends = {}
+    for order in PORT_ORDERS:
+        program, timeline = play_layers(step, (), Cost(cluster(1, 2, 50e9, port_order=order), MODEL))
+        sends = program.table[LINK_A] >= 0
+        between = sends & (program.table[QUEUE_A] // program.gpu_queues != program.table[QUEUE_B] // program.gpu_queues)
+        ends[order] = timeline.done[between].max(), timeline.done[sends & ~between].max()
+        assert program.table[BYTES, between].sum() == tokens * 100000
+    assert ends[PLAN] == pytest.approx((8e-3 + message, 8e-3), rel=1e-9)
+    first, shared, gather = ends[LONGEST_WAITING][0], ends[SHARED][0], 8e-3 + message
+    assert matmul + message <= first <= matmul + message + piece
+    assert matmul + 2 * message - piece <= shared <= matmul + 2 * message + piece
+    assert ends[LONGEST_WAITING][1] == pytest.approx(gather, rel=1e-9)
+    assert ends[SHARED][1] == pytest.approx(gather, rel=1e-9)

@@ -14,6 +14,7 @@ from zbench.step.operations import BOTH_WAYS, COMPUTE, DROP, GATHER, MOVE, REDUC
 TX, RX, THROUGH_TX, THROUGH_RX = range(4)
 START, NEVER = -1, -2  # in place of a hop before: an operation's first; one that waits for its queue or for named hops
 _BOTH_WAYS = np.array(BOTH_WAYS)
+MOST_PIECES = 2**12  # of a message; of 0.2 ms each that is 0.8 s, longer than any between GPUs
 OP, RANK, QUEUE_A, QUEUE_B, LINK_A, LINK_B, CLASS, BYTES, AFTER, IS_LAST, PIECES = range(11)  # rows of a table of hops
 
 
@@ -196,6 +197,16 @@ def hop_columns(table, ops, seconds, carried, classes):  # type: ignore[no-untyp
     for op in range(len(ops)):
         first[op + 1] += first[op]
     return first, purpose, serial, computes, busy, delay
+
+
+@nb.njit(**ENTERED)
+def put_pieces(table, ops, seconds, longest):  # type: ignore[no-untyped-def]
+    """Cuts the messages of a table in pieces of one length, of at most `longest` seconds, or in MOST_PIECES. seconds:
+    of each hop's bytes as a message."""
+    for hop in range(table.shape[1]):
+        if table[CLASS, hop] >= 0 and ops[table[OP, hop], 0] < GATHER:
+            count = min(np.ceil(seconds[hop] / longest), table[BYTES, hop], MOST_PIECES)
+            table[PIECES, hop] = max(1, np.int64(count))
 
 
 @nb.njit(**ENTERED)

@@ -1,5 +1,5 @@
-"""The hops of a program one by one, with the pieces of collectives' legs as hops of their own: as traces show them, the
-critical path follows them, and zbench.simulator.clock plays them."""
+"""The hops of a program one by one, with the pieces of collectives' legs, and of messages that share ports, as hops of
+their own: as traces show them, the critical path follows them, and zbench.simulator.clock plays them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +36,11 @@ class HopByHop:
     def first(self) -> Ints:
         """The first hop here of each hop of the program, and one more for the end, int64 [hops of the program + 1]."""
         return np.concatenate([[0], np.cumsum(self._whole[PIECES])])
+
+    @property
+    def _last(self) -> Ints:
+        """The last hop here of each hop of the program, whose data arrives when all has been sent, int64 [hops]."""
+        return self.first[1:] - 1
 
     @cached_property
     def begin(self) -> Ints:
@@ -79,10 +84,10 @@ class HopByHop:
         parts = Hops(
             op, rank, *ends, link_class, size, channels, whole, after, none, none.astype(bool), self.gpu_queues
         )
-        busy, (mine, pieces) = rows.busy[row], self._trains
-        busy[mine] = self.of.pieces[pieces]
-        producer = np.repeat(self.first[1:] - 1, np.diff(of.offsets))
-        return graph_of(parts, busy, rows.latency[row], producer, self.first[of.followers])
+        busy, latency, (mine, pieces) = rows.busy[row], np.zeros(len(row)), self._trains
+        busy[mine], latency[self._last] = self.of.pieces[pieces], rows.latency[row[self._last]]
+        producer = np.repeat(self._last, np.diff(of.offsets))
+        return graph_of(parts, busy, latency, producer, self.first[of.followers])
 
     def times(self, played: TrainTimeline) -> Timeline:
         """Returns when these hops run, of when the program's do."""
@@ -91,11 +96,12 @@ class HopByHop:
         )
         mine = self._trains[0]
         start[mine], release[mine], done[mine] = played.begun, played.ended, played.ended
+        done[self._last] = played.done
         return Timeline(start, release, done)
 
     def together(self, apart: Timeline) -> TrainTimeline:
         """Returns when the hops of the program run, of when these do."""
-        first, last, mine = self.first[:-1], self.first[1:] - 1, self._trains[0]
+        first, last, mine = self.first[:-1], self._last, self._trains[0]
         pieces = apart.start[mine], apart.release[mine]
         sent = np.arange(len(first))
         sent[self.of.trains[:, 0]] = -1 - np.arange(len(self.of.trains))

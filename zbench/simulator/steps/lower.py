@@ -17,7 +17,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats, Ints
-from zbench.describe.cluster import Cluster
+from zbench.describe.cluster import SHARED, Cluster
 from zbench.describe.links import NVLINK
 from zbench.simulator.hop_graph import hop_edges
 from zbench.simulator.hops import members, ports
@@ -36,8 +36,9 @@ from zbench.simulator.steps.expand import (
     hop_columns,
     misplaced,
     piece_bytes,
+    put_pieces,
 )
-from zbench.simulator.steps.trains.collectives import Legs, legs_of, pieces_of
+from zbench.simulator.steps.trains.collectives import PIECE_SECONDS, Legs, legs_of, pieces_of
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PartLists
 from zbench.step.operations import DROP, GATHER, QUEUES, REDUCE
@@ -51,8 +52,9 @@ class Lowered:
     table: int64 [11, hops], rows as in zbench.simulator.steps.expand; a queue below -1 is a meeting's, of which -2 is
     the first. queued: columns of them. producer, consumer: edges between hops, without those that queues imply.
     purpose: of each hop, the queue of its operation, an index into QUEUES. meetings: how many queues of meetings there
-    are. trains: int64 [n, 2], the legs of collectives that go in pieces and in how many each does. pieces: the seconds
-    of all of them, float64 [pieces], those of one leg after another.
+    are. trains: int64 [n, 2], the legs of collectives that go in pieces and in how many each does, and with
+    port_order=shared messages, too. pieces: the seconds of all of them, float64 [pieces], those of one hop after
+    another.
     """
 
     table: Ints
@@ -177,8 +179,13 @@ def lower(step: Step, layout: StepLayout, variants: Sequence[PlacedOps], wires: 
     of_class = np.where(table[CLASS] >= 0, table[CLASS], NVLINK)
     carried = cost.message_seconds(table[BYTES], of_class), cost.transfer_seconds(table[BYTES], of_class)
     first, purpose, serial, computes, busy, delay = hop_columns(table, ops, (seconds, latency), carried, wires.classes)
+    if cost.cluster.port_order == SHARED:
+        put_pieces(table, ops, carried[0], PIECE_SECONDS)
     trains, moved, link = piece_bytes(table)
     pieces = cost.transfer_seconds(moved, link)
+    if cost.cluster.port_order == SHARED:
+        is_message = np.repeat(ops[table[OP, trains[:, 0]], 0] < GATHER, trains[:, 1])
+        pieces = np.where(is_message, cost.message_seconds(moved, link), pieces)
     if len(trains):
         busy[trains[:, 0]] = np.add.reduceat(pieces, np.cumsum(trains[:, 1]) - trains[:, 1])
     between = hop_edges(edges[0], edges[1], first, table[IS_LAST], table[AFTER])

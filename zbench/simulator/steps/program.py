@@ -38,7 +38,7 @@ class StepProgram:
     """Hops of instances one after another.
 
     of: the instances. begin: int64 [instances + 1], where the hops of each begin. assembled: their columns, what
-    follows each, and which are trains, legs of collectives that go in pieces (zbench.simulator.steps.trains.clock).
+    follows each, and which are trains, hops that go in pieces (zbench.simulator.steps.trains.clock).
     variants, stacked: those that they are of, and the rows of these; which: int64 [instances], the one of each.
     queues: how many there are; gpu_queues: of a GPU.
     """

@@ -14,7 +14,7 @@ from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.cost.stage import in_whole_steps
 from zbench.describe.batch import Batch
-from zbench.describe.cluster import Cluster
+from zbench.describe.cluster import PORT_ORDERS, Cluster
 from zbench.describe.degrees import WORLD, ShardDegrees, TransferBits
 from zbench.describe.expert_schedule import DROPLESS, Experts
 from zbench.describe.model import RECOMPUTE, SHARDING, Model
@@ -75,7 +75,7 @@ def jobs(draw: st.DrawFn) -> Simulated:
     cluster = replace(
         cost.cluster,
         nic_bandwidth=draw(st.sampled_from((1e5, 1e7, 1e9, 1e11))),
-        port_order=draw(st.sampled_from(("plan", "longest_waiting"))),
+        port_order=draw(st.sampled_from(PORT_ORDERS)),
         device=replace(cost.cluster.device, compute_slowdown=draw(st.sampled_from((1.0, 1.0, 1.5)))),
     )
     if kind != "experts":

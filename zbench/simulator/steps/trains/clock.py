@@ -6,7 +6,8 @@ port, the pieces that came before the message are played then, in the order in w
 sooner than somebody asks again. A train's last piece is an event, entered for the soonest that it can be and entered
 again as long as that turns out to be too soon. Hops that take no link, computes and meetings, are no events either:
 when they run is known as soon as they wait for nothing more. Where messages slow computes (Device.compute_slowdown),
-each piece does so as it begins: there all pieces are hops, and all hops are events, in the other loop.
+each piece does so as it begins: there all pieces are hops, and all hops are events, in the other loop. So it is where
+ports are shared (Cluster.port_order), as messages go in pieces, too, each on one channel of two ports.
 """
 
 from collections.abc import Callable, Sequence
@@ -85,7 +86,7 @@ def run_unless(
 ) -> tuple[TrainTimeline | None, PausedHops | None]:
     """Runs hops as `run_trains`; returns None in place of times where there was a reason to stop before the end, and
     what was kept. since: of a program that begins alike, from where this one goes on."""
-    if free.slowdown != 1:
+    if free.slowdown != 1 or free.shared:
         return of.apart.together(run_hops(of.apart.graph, np.zeros(num_ranks), free)), None
     run, kept = _Run.begin(of.assembled, free, since), None
     if halt is not None:
