@@ -27,6 +27,7 @@ TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))  # 
 FULL_REUSE = 64.0  # of a tile of 128 x 128, and of larger ones
 _STEP = 64  # rows by which the number of any tile's rows changes at most
 _ENTRIES = 1024  # of a table: as many times _STEP rows
+_MANY = float(1 << 21)  # tokens of which a last tile and a last wave are nothing
 
 
 def matmul_seconds(device: Device, rows: Floats, columns: Floats, inner: Floats, element_bytes: int) -> Floats:
@@ -83,9 +84,9 @@ class WeightMatmuls:
     @cached_property
     def large_rate(self) -> float:
         """FLOP/s of both passes with so many tokens that a last tile and a last wave are nothing beside the others."""
-        many, of = np.array([2.0**20, 2.0**21]), self.weights
-        seconds = float(np.diff(self.forward(many) + self.backward(many))[0])
-        return float(6 * 2.0**20 * self.hidden * (of.columns * of.rows * of.alike).sum() / seconds)
+        many, of = np.array([_MANY]), self.weights
+        flops = 6 * _MANY * self.hidden * (of.columns * of.rows * of.alike).sum()
+        return float(flops / (self.forward(many) + self.backward(many))[0])
 
     def best_rate(self, passes: float) -> float:
         """Returns the FLOP/s that no number of tokens exceeds, the mean over so many passes: a forward, or forwards and
