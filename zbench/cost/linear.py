@@ -149,8 +149,7 @@ class LinearCost:
         """Returns the seconds of output projection and loss, forward and backward. slices: as of `linear_seconds`."""
         device, model, tokens = self.cluster.device, self.model, np.asarray(tokens, np.float64)
         if device.matmul_shapes:  # curves are of layers
-            of, rows = head_matmuls(model, self._gpu, self.tp * slices), tokens * slices
-            matmul = of.forward(rows) + of.backward(rows)
+            matmul = head_matmuls(model, self._gpu, self.tp * slices).of_head(tokens * slices)
         else:
             matmul = 6 * model.head_params * tokens / device.matmul_flops
         return np.asarray(matmul + moved_bytes(model, tokens) / device.copy_bandwidth, np.float64)

@@ -81,6 +81,14 @@ class WeightMatmuls:
         """Returns the seconds of a backward's matmuls, of both gradients. tokens: float64 [...], of ranks."""
         return self._by_chunks(tokens, self._backward_of)
 
+    def of_head(self, tokens: Floats) -> Floats:
+        """Returns the seconds of a head's matmuls in both passes. tokens: float64 [...], of ranks.
+
+        A step's formula for the gradient of its weights names these and logits, and whole steps give it the shape of
+        logits.
+        """
+        return self._by_chunks(tokens, lambda rows: 2 * self._forward_of(rows) + self._of_rows(rows, self._back))
+
     @cached_property
     def large_rate(self) -> float:
         """FLOP/s of both passes with so many tokens that a last tile and a last wave are nothing beside the others."""
