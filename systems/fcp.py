@@ -14,6 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.cost.job import of_parts
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
 from zbench.describe.checks import check_boolean, check_whole_number
@@ -170,7 +171,7 @@ def block_seconds(start: Ints, stop: Ints, length: Ints, cost: Cost) -> np.ndarr
 def _linear_seconds(tokens: Ints, cost: Cost) -> np.ndarray:
     """Returns the seconds of one layer's linear modules, both directions, for `tokens` that are a part of a rank's:
     without what a call costs however many there are."""
-    one = np.ones_like(tokens)
+    one, cost = np.ones_like(tokens), of_parts(cost)
     again = cost.again_seconds(tokens) - cost.again_seconds(one)
     return np.asarray(3 * (cost.linear_seconds(tokens) - cost.linear_seconds(one)) + again, np.float64)
 

@@ -14,6 +14,7 @@ import numba as nb
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.cost.job import of_parts
 from zbench.cost.memory.host_copies import waiting
 from zbench.describe.arrays import Floats
 from zbench.describe.compiled import ENTERED, INNER
@@ -60,8 +61,8 @@ def share_seconds(lengths: Ints, degree: Ints, cost: Cost, backward: Mode) -> Fl
     but the first joined to an earlier result) and the ring's hops; no less than copies to and from hosts. What ranks of
     a call share is left out.
     """
-    few = np.array([1, 2])
-    per_token, again = (float(np.diff(of(few))[0]) for of in (cost.linear_seconds, cost.again_seconds))
+    few, part = np.array([1, 2]), of_parts(cost)
+    per_token, again = (float(np.diff(of(few))[0]) for of in (part.linear_seconds, part.again_seconds))
     total = np.asarray((3 * per_token + again) * lengths / degree, np.float64)
     whole, cut = np.flatnonzero(degree == 1), np.flatnonzero(degree > 1)
     ways = np.zeros((2, len(lengths)))

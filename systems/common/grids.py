@@ -122,7 +122,7 @@ def estimates(lengths: Ints, grids: list[Priced], cost: Cost, backward: Mode) ->
     attends = {shape: _attend_seconds(lengths, *shape, cost) for shape in {priced.grid.shape for priced in grids}}
     tokens = lengths.sum() / cost.cluster.num_ranks
     sizes = {cols: _message_sizes(float(tokens), cols, cost) for cols in {cols for _, cols in attends}}
-    linear = 3 * float(cost.linear_seconds(tokens)) + float(cost.again_seconds(tokens))
+    linear = float(cost.linear_seconds(tokens) + cost.gradient_seconds(tokens)) + float(cost.again_seconds(tokens))
     around = [_around_seconds(one, sizes[one.grid.shape[1]], attends[one.grid.shape], backward) for one in grids]
     return np.array([linear + seconds for seconds in around])
 

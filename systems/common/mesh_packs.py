@@ -6,6 +6,7 @@ import numba as nb
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.cost.job import of_parts
 from zbench.cost.memory.host_copies import waiting
 from zbench.describe.compiled import ENTERED
 from zbench.plans.plan import Ints
@@ -35,7 +36,8 @@ def pack_batch(batching: Batching, lengths: Ints, num_groups: int, most: int, co
 def sequence_seconds(lengths: Ints, cost: Cost) -> np.ndarray:
     """Returns the seconds of a layer, forward and backward, for whole sequences [n], as if alone on a GPU."""
     ahead, back = (cost.whole_seconds(lengths, way) for way in (False, True))
-    linear, again = cost.linear_seconds(lengths), cost.again_seconds(lengths)
+    part = of_parts(cost)
+    linear, again = part.linear_seconds(lengths), part.again_seconds(lengths)
     return np.asarray(ahead + back + (3 * linear + again) + waiting(cost, lengths, ahead, back), np.float64)
 
 

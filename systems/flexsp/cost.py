@@ -14,6 +14,7 @@ import numpy as np
 
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
+from zbench.cost.job import of_parts
 from zbench.cost.memory.copies import kept_over_own, moment_bytes
 from zbench.cost.memory.host_copies import HostCopies
 from zbench.cost.memory.needs import memory_of
@@ -116,8 +117,9 @@ def objective(cost: Cost, backward: Mode, least: int = 1) -> Objective:
     sizes = group_degrees(cost)
     size = np.array(sizes, np.int64)
     tokens, piece = TILE * TILES * size.astype(np.float64), 2 * TILE
-    # Profiles are the same whatever tokens choose in a batch and whichever part of a step it is.
-    alike = cost.routed_by(USUAL_EXPERTS, (0, None)).of_step
+    # Profiles are the same whatever tokens choose in a batch and whichever part of a step it is; lines through them
+    # have the rate of many tokens, as a wave of tiles more or less is no slope.
+    alike = of_parts(cost.routed_by(USUAL_EXPERTS, (0, None)).of_step)
     one, many, half, *held = group_profiles(alike, backward).T
     square = np.maximum(one - many, 0.0) / (tokens * (tokens - piece))
     linear = np.maximum((many - half) / (tokens / 2) - square * piece, 0.0)

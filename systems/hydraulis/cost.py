@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zbench.cost.cost import Cost
-from zbench.cost.memory.host_copies import stage_copies, stage_waiting
+from zbench.cost.memory.host_copies import MANY, stage_copies, stage_waiting
 from zbench.cost.memory.lines import MemoryLines
 from zbench.cost.memory.needs import memory_of, pipeline_moments
 from zbench.cost.stage import Stage, refusal
@@ -100,9 +100,10 @@ def schemes(cost: Cost, shapes: list[tuple[int, int]]) -> Schemes:
     has."""
     stages = tuple(Stage.of(cost, tp, pp) for tp, pp in shapes)
     tp, pp = (np.array(column, np.int64) for column in zip(*shapes, strict=True))
-    small, large = (np.array([_seconds(stage, n * stage.tp) for stage in stages]) for n in (1024, 2048))
-    token = (large - small) / (1024 * tp)
-    fixed = small - token * 1024 * tp
+    few, many = 1024, MANY if cost.is_by_shape else 1024  # of few tokens more a last wave of tiles would be a part
+    small, less, more = (np.array([_seconds(stage, n * stage.tp) for stage in stages]) for n in (few, many, 2 * many))
+    token = (more - less) / (many * tp)
+    fixed = small - token * few * tp
     nic = np.array([stage.nic_seconds() for stage in stages])
     capacity, alone, window, working = (np.array(column) for column in zip(*map(_room, stages), strict=True))
     alone, capacity = (np.maximum(most, 0).astype(np.int64) // tp * tp for most in (alone, capacity))

@@ -10,6 +10,7 @@ import numpy as np
 
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
+from zbench.cost.job import of_parts
 from zbench.describe.arrays import Floats
 from zbench.describe.links import NIC, NVLINK
 from zbench.describe.model import KV
@@ -51,9 +52,10 @@ def ring_rates(lengths: Ints, sizes: Ints, aligned: bool, cost: Cost, backward: 
     again = 1 + model.forwards_again  # forwards of a step
     even = np.array([max(1.0, lengths.sum() / cluster.num_ranks)])
     one = np.ones(1)
+    part = of_parts(cost)
     linear, selective = (  # seconds of each further token
         float(of(even)[0] - of(one)[0]) / max(float(even[0]) - 1, 1.0)
-        for of in (cost.linear_seconds, cost.again_seconds)
+        for of in (part.linear_seconds, part.again_seconds)
     )
     head = float(cost.head_seconds(even)[0]) / float(even[0]) / cost.layers
     ahead, back = (hop_attention(lengths, sizes, cost, way) for way in (False, True))
@@ -71,7 +73,7 @@ def ring_rates(lengths: Ints, sizes: Ints, aligned: bool, cost: Cost, backward: 
         again * ahead,
         back,
         (LINEAR_PASSES + again - 1) * linear + selective + head,
-        (LINEAR_PASSES + again - 1) * float(cost.linear_seconds(one)[0]) + float(cost.again_seconds(one)[0]),
+        (LINEAR_PASSES + again - 1) * float(part.linear_seconds(one)[0]) + float(part.again_seconds(one)[0]),
         starts * np.array([again, 1]),
         np.asarray(cost.message_seconds(size, link)),
         np.asarray(cost.latency_seconds(link)),

@@ -7,6 +7,7 @@ import numpy as np
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
 from zbench.cost.expert_gathers import expert_collectives
+from zbench.cost.job import of_parts
 from zbench.describe.arrays import Floats
 from zbench.describe.links import NIC, NVLINK
 from zbench.describe.model import KV, O, Q
@@ -43,9 +44,9 @@ class Rates:
         collectives = expert_collectives(cost) if experts_apart else Collectives.of(cost)
         model = cost.model
         passes = 3 + model.forwards_again
-        many = np.array([1 << 20, 1 << 21])
+        many, part = np.array([1 << 20, 1 << 21]), of_parts(cost)
         linear, again, head = (
-            float(np.diff(of(many))[0] / many[0]) for of in (cost.linear_seconds, cost.again_seconds, cost.head_seconds)
+            float(np.diff(of(many))[0] / many[0]) for of in (part.linear_seconds, part.again_seconds, cost.head_seconds)
         )
         near, far = 64 * TILE, 128 * TILE
         one, two = attention_seconds(np.array([near, far]), cost)

@@ -96,13 +96,13 @@ class Trial:
         its copies to and from host memory: float64 [num_ranks].
         """
         tokens = self.plan.tokens_per_rank
-        linear, waits = cost.linear_seconds(tokens), np.zeros(len(tokens))
-        seconds = 3 * linear if self.routed is None else self.routed.busy_seconds(tokens)
-        for times, part, copies in zip((1, 2), self.parts, plan_copies(self.plan, cost), strict=True):
+        linear, waits = (cost.linear_seconds(tokens), cost.gradient_seconds(tokens)), np.zeros(len(tokens))
+        seconds = linear[0] + linear[1] if self.routed is None else self.routed.busy_seconds(tokens)
+        for own, part, copies in zip(linear, self.parts, plan_copies(self.plan, cost), strict=True):
             attends = part.hops.link_a < 0
             attention = np.bincount(part.hops.rank[attends], part.busy[attends], len(seconds))
             seconds += attention
-            waits += 0.0 if copies is None else copies.waited(times * linear + attention)
+            waits += 0.0 if copies is None else copies.waited(own + attention)
         return np.asarray(seconds + waits, np.float64)
 
 

@@ -290,7 +290,7 @@ class LayerSettings:
                 for one in (*seconds, batch.lengths.astype(np.float64))
             )
             linear = cost.linear_seconds(tokens)
-            layer = (there + back + 3 * linear).reshape(count, groups)
+            layer = (there + back + (linear + cost.gradient_seconds(tokens))).reshape(count, groups)
             slowest = np.arange(count) * groups + layer.argmax(axis=1)
             again = {
                 level: (there + linear if level == "full" else one.again_seconds(tokens))[slowest]

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.cost.job import of_parts
 from zbench.cost.memory.host_copies import waiting
 from zbench.cost.memory.needs import memory_of
 from zbench.describe.arrays import Floats
@@ -194,7 +195,8 @@ def capacity(degree: int, cost: Cost, backward: Mode) -> int:
 def linear_seconds(tokens: Floats, degree: int, cost: Cost, backward: Mode) -> Floats:
     """Returns the seconds that grow with a pack's tokens [n], one layer, both directions: linear modules and the
     gathers."""
-    linear = 3 * cost.linear_seconds(tokens / degree) + cost.again_seconds(tokens / degree)
+    own = tokens / degree
+    linear = cost.linear_seconds(own) + cost.gradient_seconds(own) + cost.again_seconds(own)
     return np.asarray(linear + kv_gather_seconds(tokens, degree, cost, backward))
 
 
@@ -203,7 +205,8 @@ def work_seconds(lengths: Ints, degree: int, cost: Cost, backward: Mode) -> Floa
     are their sum."""
     ways = [cost.whole_seconds(lengths, back) for back in (False, True)]
     attention, tokens = np.asarray(sum(ways)) / degree, lengths.astype(np.float64)
-    linear = linear_seconds(tokens, degree, cost, backward)
+    part = of_parts(cost)
+    linear = linear_seconds(tokens, degree, part, backward)
     # Starts, which a pack has once, are taken off; what it waits for copies to and from hosts is as if it were alone.
-    found = attention + linear - linear_seconds(np.full(1, 1e-9), degree, cost, backward)
+    found = attention + linear - linear_seconds(np.full(1, 1e-9), degree, part, backward)
     return np.asarray(found + waiting(cost, tokens / degree, ways[0] / degree, ways[1] / degree), np.float64)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.cost.job import of_parts
 from zbench.cost.memory.host_copies import waiting
 from zbench.cost.memory.needs import memory_of
 from zbench.describe.arrays import Flags, Floats
@@ -34,9 +35,9 @@ def curves(lengths: Ints, cost: Cost, kv_moves: int) -> SequenceSeconds:
     attention = ahead + back
     size = kv_moves * lengths * cost.model.message_bytes_per_token(KV, 0, cost.model.num_heads)
     no, yes = np.zeros(len(lengths), bool), np.ones(len(lengths), bool)
-    one = np.ones_like(lengths)
-    linear = 3 * (cost.linear_seconds(lengths) - cost.linear_seconds(one))
-    linear += cost.again_seconds(lengths) - cost.again_seconds(one)
+    one, part = np.ones_like(lengths), of_parts(cost)
+    linear = 3 * (part.linear_seconds(lengths) - part.linear_seconds(one))
+    linear += part.again_seconds(lengths) - part.again_seconds(one)
     linear += waiting(cost, lengths, ahead, back)
     return SequenceSeconds(attention, linear, cost.message_seconds(size, no), cost.message_seconds(size, yes))
 

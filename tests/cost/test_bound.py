@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.examples import examples
-from tests.helpers.strategies import REAL, batches, cases, costs, masks
+from tests.helpers.strategies import REAL, batches, cases, costs, masks, shaped
 from zbench.cost.bound import bound_seconds, ceiling_seconds, least_seconds
 from zbench.cost.collective import Collectives
 from zbench.cost.cost import Cost
@@ -40,9 +40,11 @@ from zbench.systems.zeppelin.planner import Zeppelin
 
 
 @examples(50)
-@given(cases(nodes=2, gpus=6, most=6000, mask=masks()))
-def test_no_plan_is_faster(case: tuple[Cost, Plan]) -> None:
+@given(cases(nodes=2, gpus=6, most=6000, mask=masks()), st.data())
+def test_no_plan_is_faster(case: tuple[Cost, Plan], data: st.DataObject) -> None:
+    """Whether or not matmuls have the rate of their shape."""
     cost, plan = case
+    cost = replace(cost, cluster=replace(cost.cluster, device=data.draw(shaped(cost.cluster.device))))
     batch = Batch(plan.lengths, 0, 0)
     ceiling = ceiling_seconds(batch, cost, Collectives.of(cost))
     assert bound_seconds(batch, cost) <= ceiling * (1 + 1e-9)

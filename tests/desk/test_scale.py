@@ -37,6 +37,13 @@ def test_channels_stay() -> None:
     assert (desk.nic_channels, desk.nvlink_channels) == (2, 3)
 
 
+def test_matmuls_have_one_rate() -> None:
+    """Those of a desk's model would fill no wave of a GPU's multiprocessors."""
+    big = cluster("a800_4x8")
+    shaped = replace(big, device=replace(big.device, matmul_shapes=True))
+    assert SCALE.cluster(shaped, LARGE, SMALL) == SCALE.cluster(big, LARGE, SMALL)
+
+
 def test_latencies_grow_as_a_rank_s_linear_seconds() -> None:
     big = cluster("a800_4x8")
     small = SCALE.cluster(big, LARGE, SMALL)

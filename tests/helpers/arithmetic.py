@@ -57,7 +57,7 @@ def arithmetic_of_pipelines(plans: tuple[Plan, ...], cost: Cost) -> tuple[Floats
                 of_stage += cost.kernel_seconds(amount, heads, kv_heads, backward)[ops.src[attend] == lead].sum()
             tokens = plan.tokens_per_rank[[lead]]
             if tokens.any():
-                modules += 3 * float(stage.linear_seconds(tokens)[0])
+                modules += float((stage.linear_seconds(tokens) + stage.gradient_seconds(tokens))[0])
                 head += float(stage.head_seconds(tokens)[0])
         for at in range(pp):
             mine = slice(lead + at * tp, lead + (at + 1) * tp)

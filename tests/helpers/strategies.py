@@ -89,6 +89,13 @@ def clusters(draw: st.DrawFn, nodes: int = 4, gpus: int = 8) -> Cluster:
     )
 
 
+@st.composite
+def shaped(draw: st.DrawFn, device: Device) -> Device:
+    """The device, half of the time with matmuls by shape on few or many multiprocessors."""
+    count = draw(st.sampled_from((0, 0, 2, 108)))
+    return replace(device, multiprocessors=count, matmul_shapes=count > 0)
+
+
 def masks() -> st.SearchStrategy[Mask]:
     """Causal half of the time; windows from a token to more than sequences have."""
     return st.one_of(st.just(CAUSAL), st.just(CAUSAL), st.just(FULL), st.builds(Mask, window=st.integers(1, 120)))

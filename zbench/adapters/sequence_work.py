@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.cost.job import of_parts
 from zbench.describe.arrays import Floats, Ints
 
 SHORTEST, LONGEST, LENGTHS = 128, 2**18, 45  # of the sequences fitted to, evenly spaced on a log scale
@@ -58,9 +59,9 @@ def fit_sequence_work(cost: Cost) -> SequenceWork:
 def alone_seconds(lengths: Ints, cost: Cost) -> Floats:
     """Returns float64 [n]: the seconds of a step that a sequence of each length takes of a GPU, communication aside."""
     again = 2 if cost.model.recompute == "full" else 1  # forwards of a step
-    even = np.array([EVEN])
+    even, part = np.array([EVEN]), of_parts(cost)
     # The backward is two forwards.
-    linear = float(((again + 2) * cost.linear_seconds(even) + cost.again_seconds(even))[0]) / EVEN
+    linear = float(((again + 2) * part.linear_seconds(even) + part.again_seconds(even))[0]) / EVEN
     attention = again * cost.whole_seconds(lengths, False) + cost.whole_seconds(lengths, True)
     head = float(cost.head_seconds(np.array([EVEN]))[0]) / EVEN
     return np.asarray(cost.layers * (attention + linear * lengths) + head * lengths, np.float64)

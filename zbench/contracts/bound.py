@@ -36,7 +36,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zbench.contracts.contract import AlignedPow2Rings, Contract, EqualTokenPermutation, RingContract, WholeOnDP
-from zbench.cost.bound import bound_seconds, least_seconds
+from zbench.cost.bound import at_best, bound_seconds, least_seconds
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Flags, Floats
 from zbench.describe.batch import Batch
@@ -132,8 +132,9 @@ def least_work_seconds(lengths: Ints, cost: Cost) -> Floats:
     head and attention of all layers and passes."""
     model, tokens = cost.model, np.array([float(lengths.sum())])
     again = 1 if model.recompute == "full" else 0
-    layer = (3 + again) * cost.linear_seconds(tokens) + cost.again_seconds(tokens)
-    token = cost.layers * float(layer[0]) + float(cost.head_seconds(tokens)[0])
+    best = at_best(cost)  # a curve of matmuls as it is: with as many tokens it is at its best
+    layer = (3 + again) * best.linear_seconds(tokens) + best.again_seconds(tokens)
+    token = cost.layers * float(layer[0]) + float(best.head_seconds(tokens)[0])
     attention = (1 + again) * least_seconds(lengths, cost, False) + least_seconds(lengths, cost, True)
     return np.asarray(lengths * (token / tokens[0]) + cost.layers * attention, np.float64)
 

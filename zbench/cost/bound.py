@@ -82,11 +82,12 @@ def _copying(batch: Batch, cost: Cost, pipelines: bool) -> float:
 def _linear_seconds(tokens: float, passes: float, cost: Cost, head: bool = True) -> float:
     """Returns the seconds of the linear modules of a stage's layers in so many passes and, with `head`, of the head and
     of what selective recomputation runs again, for `tokens` on a rank."""
-    count = np.array([tokens], np.float64)
-    layers = float(cost.linear_seconds(count)[0]) * cost.layers * passes
+    count, best = np.array([tokens], np.float64), at_best(cost) if cost.cluster.device.matmul_shapes else cost
+    layer = _at_least(cost, passes) if cost.is_by_shape else best
+    layers = float(layer.linear_seconds(count)[0]) * cost.layers * passes
     if not head:
         return layers
-    return layers + float(cost.again_seconds(count)[0]) * cost.layers + float(cost.head_seconds(count)[0])
+    return layers + float(best.again_seconds(count)[0]) * cost.layers + float(best.head_seconds(count)[0])
 
 
 def least_seconds(lengths: Ints, cost: Cost, backward: bool) -> Floats:
@@ -99,10 +100,18 @@ def least_seconds(lengths: Ints, cost: Cost, backward: bool) -> Floats:
     """
     heads = np.full(len(lengths), cost.model.num_heads)
     kv_heads = heads if backward else np.full(len(lengths), cost.model.num_kv_heads)
-    return _at_best(cost).stream_seconds(Work.least(lengths, cost.model.mask), heads, kv_heads, backward)
+    return at_best(cost).stream_seconds(Work.least(lengths, cost.model.mask), heads, kv_heads, backward)
 
 
 @lru_cache(maxsize=8)
-def _at_best(cost: Cost) -> Cost:
-    """Returns the cost model in which attention is as fast as it can be of any size."""
+def at_best(cost: Cost) -> Cost:
+    """Returns the cost model in which attention is as fast as it can be of any size, and a matmul of any shape."""
     return replace(cost, cluster=replace(cost.cluster, device=cost.cluster.device.at_best()))
+
+
+@lru_cache(maxsize=8)
+def _at_least(cost: Cost, passes: float) -> Cost:
+    """Returns the cost model in which a layer's matmuls, in the mean over so many passes, have the rate that they have
+    at most, given `cost`, in which each has that of its shape."""
+    device = replace(cost.cluster.device.at_best(), matmul_flops=cost.best_rate(passes))
+    return replace(cost, cluster=replace(cost.cluster, device=device))

@@ -3,6 +3,7 @@
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.cost.job import of_parts
 from zbench.cost.recompute import kept_activation_bytes
 from zbench.describe.arrays import Floats
 from zbench.plans.plan import Ints
@@ -17,5 +18,5 @@ def hidden_shares(lengths: Ints, cost: Cost) -> Floats:
     """
     model, link = cost.model, cost.cluster.host
     assert link is not None, "a run with something of layers on hosts has refused a cluster without a link there"
-    computing = cost.linear_seconds(lengths) + cost.whole_seconds(lengths, False)
+    computing = of_parts(cost).linear_seconds(lengths) + cost.whole_seconds(lengths, False)
     return np.asarray(computing / cost.message_seconds(lengths * kept_activation_bytes(model), link))

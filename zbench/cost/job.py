@@ -1,6 +1,7 @@
 """The cost model of a whole job, as planners see it: of groups of GPUs and of stages, where the model has them."""
 
 from dataclasses import replace
+from functools import lru_cache
 
 from zbench.cost.cost import Cost
 from zbench.cost.ranks_of_gpus import stage_cluster, stages_are_alike, with_ranks_of
@@ -81,3 +82,19 @@ def worker_cost(cost: Cost, sync: RoundSync) -> Cost:
 def worker_gpus(cost: Cost, sync: RoundSync) -> int:
     """Returns the GPUs of one worker."""
     return sync.worker_gpus(cost.gpus.cluster.gpus_per_node, cost.tp, cost.pp)
+
+
+def of_parts(cost: Cost) -> Cost:
+    """Returns the cost model for tokens that are some of a rank's, as one sequence's of many are: a last tile of a
+    matmul, a last wave of them and the reading of parameters, which all tokens share, are no part's own.
+
+    So matmuls have one rate, that of a layer's shapes with very many tokens. Where they have one whatever their shape,
+    it is `cost`.
+    """
+    return _with_one_rate(cost) if cost.is_by_shape else cost
+
+
+@lru_cache(maxsize=32)
+def _with_one_rate(cost: Cost) -> Cost:
+    device = replace(cost.cluster.device, matmul_shapes=False, matmul_flops=cost.large_rate)
+    return replace(cost, cluster=replace(cost.cluster, device=device))

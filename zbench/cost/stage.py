@@ -113,15 +113,19 @@ class Stage:
     def linear_seconds(self, tokens: Ints) -> Floats:
         """Returns the seconds of a layer's linear modules, forward: every rank has 1 / tp of the matmuls and of the
         tokens."""
-        return self.cost.linear_seconds(-(-tokens // self.tp))
+        return self.cost.linear_seconds(-(-tokens // self.tp), slices=self.tp)
+
+    def gradient_seconds(self, tokens: Ints) -> Floats:
+        """Returns the seconds of a layer's linear modules, backward, without anything that is made again."""
+        return self.cost.gradient_seconds(-(-tokens // self.tp), self.tp)
 
     def again_seconds(self, tokens: Ints) -> Floats:
         """Returns the seconds of what selective recomputation runs again in a layer's backward."""
-        return self.cost.again_seconds(-(-tokens // self.tp))
+        return self.cost.again_seconds(-(-tokens // self.tp), self.tp)
 
     def head_seconds(self, tokens: Ints) -> Floats:
         """Returns the seconds of output projection and loss, split over the vocabulary, forward and backward."""
-        return np.asarray(self.cost.head_seconds(-(-tokens // self.tp)), np.float64)
+        return np.asarray(self.cost.head_seconds(-(-tokens // self.tp), self.tp), np.float64)
 
     def hop_seconds(self, tokens: Ints) -> Floats:
         """Returns the seconds of a micro-batch's messages from stage to stage, one way.
@@ -149,7 +153,8 @@ class Stage:
         again = 1 if self.cost.model.recompute == "full" else 0
         linear, gather = self.linear_seconds(tokens), self.gather_seconds(tokens)
         gathers, gathers_back, _ = self.gathers()
-        back = backward + again * forward + (2 + again) * linear + self.again_seconds(tokens) + gathers_back * gather
+        made_again = again * linear + self.gradient_seconds(tokens)
+        back = backward + again * forward + made_again + self.again_seconds(tokens) + gathers_back * gather
         return forward + linear + gathers * gather, back
 
     def micro_batch_seconds(self, tokens: Ints, layer: Floats) -> Floats:

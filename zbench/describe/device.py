@@ -129,10 +129,13 @@ class Device:
         )
 
     def at_best(self) -> "Device":
-        """Gives the device with attention at the highest rates of its curves, whatever the pieces.
+        """Gives the device with attention at the highest rates of its curves, whatever the pieces, and matmuls at the
+        rate that none exceeds, whatever their shape.
 
-        It is itself where it has no curves. Matmuls stay as they are: a rank with fewer tokens is never faster at each.
+        It is itself where it has neither. A curve of matmuls stays: a rank with fewer tokens is never faster at each.
         """
+        if self.matmul_shapes:
+            return replace(self, matmul_shapes=False).at_best()
         if self.attention(False) is None:
             return self
         forward, backward = (max(max(one.rates) for one in self.attention(back) or ()) for back in (False, True))

@@ -84,5 +84,6 @@ class Scale:
             call_seconds=device.call_seconds * seconds,
             memory_bytes=MEMORY_BYTES,
             tile=1 if self.shrink > 1 else device.tile,  # 128 rows shrink to a few
+            matmul_shapes=False,  # those of a desk model fill no wave of a GPU
             empty_block_seconds=0.0 if self.shrink > 1 else device.empty_block_seconds * seconds,
         )

@@ -8,7 +8,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from zbench.cost.cost import Cost
 from zbench.cost.job import cost_like, make_cost
-from zbench.cost.matmul import check_no_shapes
 from zbench.cost.memory.needs import check_layers_ahead
 from zbench.cost.stage import in_whole_steps
 from zbench.describe.batch import Batch
@@ -82,8 +81,6 @@ class Parts:
         nodes = nominal.cluster.num_nodes
         nominal = nominal._replace(cluster=strategy.job.training_part(nominal.cluster))
         cluster, model = world.of(nominal)
-        if target != SIMULATED:
-            check_no_shapes(cluster.device)
         tokens = settings.tokens_per_gpu * nodes * cluster.gpus_per_node
         workload = make_part(make, config, "workload", seed=settings.seed, tokens=tokens)
         cost, whole_steps = make_cost(cluster, model), target in WHOLE_STEPS

@@ -41,19 +41,19 @@ class HomePrices:
         layers, again, found = self.cost.layers, self.cost.again_layers, 0.0
         for plan in plans:
             sent = self.rows_sent(batch, plan)
-            found += (layers + again) * self._pass_seconds(plan, plan.forward, sent, 1)
-            found += layers * self._pass_seconds(plan, plan.backward, sent, 2)
+            found += (layers + again) * self._pass_seconds(plan, plan.forward, sent)
+            found += layers * self._pass_seconds(plan, plan.backward, sent)
             found += float(self.cost.head_seconds(plan.tokens_per_rank).max())
         return found
 
-    def _pass_seconds(self, plan: Plan, ops: Ops, sent: Floats, times: int) -> float:
-        """Returns the seconds of a layer's forward or backward. sent: seconds of each rank's tokens to experts; times:
-        how often it computes what a forward does."""
+    def _pass_seconds(self, plan: Plan, ops: Ops, sent: Floats) -> float:
+        """Returns the seconds of a layer's forward or backward. sent: seconds of each rank's tokens to experts."""
         cost, model = self.cost, self.cost.model
         tokens, exchanged = plan.tokens_per_rank.astype(np.float64), 2 * float(sent.max())
         of_experts = model.experts_per_token * model.ffn_params / model.layer_matmul_params
-        home = times * (1 - of_experts) * cost.linear_seconds(tokens) + self._attention_seconds(plan, ops)
-        experts = times * of_experts * float(cost.linear_seconds(np.array([tokens.mean()]))[0])
+        linear = cost.gradient_seconds if ops is plan.backward else cost.linear_seconds
+        home = (1 - of_experts) * linear(tokens) + self._attention_seconds(plan, ops)
+        experts = of_experts * float(linear(np.array([tokens.mean()]))[0])
         together = with_messages(np.array([exchanged]), np.array([experts]), self.strategy.experts.exchanges)
         return float(home.max()) + float(together[0])
 

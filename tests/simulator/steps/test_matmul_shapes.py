@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,3 +83,29 @@ def test_without_shapes_a_layers_arithmetic_holds() -> None:
     assert plain.max() == pytest.approx(linear.max(), rel=1e-6)
     assert (whole >= plain).all()
     assert whole.max() > 1.01 * plain.max()
+
+
+@pytest.mark.parametrize(
+    ("model", "degree", "strategy"),
+    [
+        ("llama_7b", 1, {}),
+        ("llama_7b", DEGREE, {}),
+        ("llama2_70b", 2, {}),
+        ("llama_7b", 2, {"recompute": {"granularity": "selective"}}),
+        ("llama_7b", 2, {"memory": {"mlp_chunk_tokens": 300}}),
+        ("llama_7b", 1, {"memory": {"loss_chunk_tokens": 300}}),
+        ("mixtral_8x7b", 1, {}),
+    ],
+)
+def test_planners_believe_what_steps_take(model: str, degree: int, strategy: dict[str, Any]) -> None:
+    """A layer's matmuls and the head's, of GPUs and of tensor-parallel groups. Experts have whole numbers of rows, and
+    chunks of tokens whole numbers of tokens, which planners leave out."""
+    strategy = {**strategy, "parallel": {"tensor_parallel": degree}}
+    found = zbench.plan([TOKENS, 4000], cluster="a800_2x8", model=model, strategy=strategy, system="ulysses")
+    device = replace(found.cluster.device, copy_bandwidth=1e30, kernel_seconds=1e-30, matmul_shapes=True)
+    cost = make_cost(replace(found.cluster, device=device), found.model)
+    step = whole_step(found.model, found.plans, degree, "1", recompute=found.model.recompute)
+    busy = play_step(step, found.plans, cost.gpus).busy["compute"]
+    _, believed = arithmetic(found.plans, cost)
+    near = 1e-6 if "memory" not in strategy and model != "mixtral_8x7b" else 0.01
+    assert busy.max() == pytest.approx(believed.max(), rel=near)

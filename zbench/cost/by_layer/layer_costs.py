@@ -109,17 +109,17 @@ class LayerCosts:
         reduce = strided_gather_seconds(cost, params * GRADIENT_BYTES, *groups)
         hidden = strided_gather_seconds(cost, tokens * model.hidden * e, one.tensor, one.stride(TENSOR))
         mine = np.array([tokens / one.tensor])
-        linear = float(cost.linear_seconds(mine)[0])
+        linear, gradients = (
+            float(of(mine, slices=one.tensor)[0]) for of in (cost.linear_seconds, cost.gradient_seconds)
+        )
         there, back = pack.forward / one.tensor, pack.backward / one.tensor
         forward = linear + there + SHOWN * hidden
-        backward = max(2 * linear + back, HIDDEN * hidden) + SHOWN * hidden
+        backward = max(gradients + back, HIDDEN * hidden) + SHOWN * hidden
         layer, working = layer_activation_bytes(model), 0.0
         if one.recompute == "full":
             backward, layer, working = backward + forward, e * model.hidden, float(layer)
         elif one.recompute == "selective":
-            device = cost.cluster.device
-            moved = again_elementwise_bytes(model) / device.copy_bandwidth
-            backward += float(mine[0]) * (again_flops(model) / device.matmul_flops + moved) + hidden
+            backward += self._again_seconds(mine, one.tensor) + hidden
             layer, working = layer - again_activation_bytes(model), float(again_activation_bytes(model))
         optimizer = OPTIMIZER_BYTES * params / cost.cluster.device.copy_bandwidth
         states = params * (e + GRADIENT_BYTES + ADAM_BYTES)
@@ -131,6 +131,15 @@ class LayerCosts:
             return passes, optimizer / one.groups, states / one.groups, layer * fullest, at_work, gathered + head
         once = max(0.0, 2 * reduce - backward) + optimizer  # an all-reduce is both ways
         return forward + backward, once, states, layer * fullest, working * fullest, 0.0
+
+    def _again_seconds(self, tokens: Floats, tensor: int) -> float:
+        """Returns the seconds of what selective recomputation runs again on each of `tensor` GPUs with so many tokens,
+        [1], without starts of kernels."""
+        model, device = self.cost.model, self.cost.cluster.device
+        moved = again_elementwise_bytes(model) / device.copy_bandwidth
+        if self.cost.is_by_shape:
+            return float(self.cost.feed_forward_again(tensor).forward(tokens * tensor)[0] + moved * tokens[0])
+        return float(tokens[0]) * (again_flops(model) / device.matmul_flops + moved)
 
     def table(self, under_way: int) -> LayerTable:
         """Returns the table of a stage that holds so many micro-batches; what is there once a step is spread over its

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.cost.job import of_parts
 from zbench.describe.arrays import Floats, Ints
 
 
@@ -57,6 +58,6 @@ class SequencePacks:
         """Returns the row of _packs for every sequence by itself."""
         there, back = (self.cost.whole_seconds(self.lengths, way) for way in (False, True))
         many = 1 << 20  # tokens of which linear seconds are told: a sequence's kernels are its pack's
-        token = float(self.cost.linear_seconds(np.array([many]))[0]) / many
+        token = float(of_parts(self.cost).linear_seconds(np.array([many]))[0]) / many
         tokens = self.lengths.astype(np.float64)
         return np.stack([tokens, there, back, there + back + 3 * token * tokens], axis=1)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.cost.job import of_parts
 from zbench.cost.memory.copies import kept_bytes
 from zbench.cost.memory.fewest import least_shares, with_fewest
 from zbench.cost.memory.layer_bytes import layer_kept_bytes
@@ -149,7 +150,8 @@ def waiting(cost: Cost, tokens: Ints | Floats, forward: Floats, backward: Floats
     if copies is None:
         return 0.0
     tokens = np.asarray(tokens, np.float64)
-    linear, again = (_of_token(seconds) * tokens for seconds in (cost.linear_seconds, cost.again_seconds))
+    part = of_parts(cost)
+    linear, again = (_of_token(seconds) * tokens for seconds in (part.linear_seconds, part.again_seconds))
     ahead = np.asarray(forward + linear, np.float64)
     back = np.asarray(backward + 2 * linear + again + cost.model.forwards_again * ahead, np.float64)
     return copies.waited(ahead, back, tokens)

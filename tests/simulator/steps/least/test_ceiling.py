@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.strategies import REAL, batches, costs, masks, plans
+from tests.helpers.strategies import REAL, batches, costs, masks, plans, shaped
 from zbench.cost.bound import bound_seconds
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
@@ -76,7 +76,7 @@ def jobs(draw: st.DrawFn) -> Simulated:
         cost.cluster,
         nic_bandwidth=draw(st.sampled_from((1e5, 1e7, 1e9, 1e11))),
         port_order=draw(st.sampled_from(PORT_ORDERS)),
-        device=replace(cost.cluster.device, compute_slowdown=draw(st.sampled_from((1.0, 1.0, 1.5)))),
+        device=replace(draw(shaped(cost.cluster.device)), compute_slowdown=draw(st.sampled_from((1.0, 1.0, 1.5)))),
     )
     if kind != "experts":
         model = replace(model, num_experts=1, experts_per_token=1, shared_experts=0, gate="softmax")
@@ -156,9 +156,8 @@ def test_no_system_s_step_is_faster(executor: Simulated, system: type, data: st.
 def test_no_plan_is_faster(cost: Cost, data: st.DataObject, count: int) -> None:
     """Of any pattern, rewritten in any way; a plan over and over stands for a batch of its sequences as often."""
     model = replace(cost.model, num_layers=3)
-    cost = replace(
-        cost, model=model, cluster=replace(cost.cluster, nic_bandwidth=data.draw(st.sampled_from((1e6, 1e9))))
-    )
+    bandwidth, device = data.draw(st.sampled_from((1e6, 1e9))), data.draw(shaped(cost.cluster.device))
+    cost = replace(cost, model=model, cluster=replace(cost.cluster, nic_bandwidth=bandwidth, device=device))
     plan = data.draw(plans(cost, 3000))
     batch = Batch(np.tile(plan.lengths, count), 0, 0)
     in_order(Simulated(cost, **data.draw(overlaps(model))).step(batch, (plan,) * count))
