@@ -64,7 +64,7 @@ def test_the_steps_are_those_of_the_pass_and_flat_ones_are_as_they_were(sharding
 )
 def test_what_nics_send_is_the_same(model: dict[str, Any], how: dict[str, Any]) -> None:
     """Of each purpose, but for what shares are rounded to: the clock's flat collectives send a shard to a node once as
-    well. What NVLink carries is the same, too, or less where a node's GPUs send to each other directly."""
+    well."""
     cost = cost_of(**model)
     plans = tuple(Ring(cost).plan(BATCH))
     flat, both = (Simulated(cost, **how, collectives=word).step(BATCH, plans) for word in ("flat", HIERARCHICAL))

@@ -70,8 +70,7 @@ class _Levels:
         members, homes = self.lists.rows[op[3]], self._homes(op)
         nodes, local = np.unique(members // self.node), np.unique(members % self.node)
         even = len(nodes) > 1 and len(local) > 1 and len(nodes) * len(local) == len(members)
-        whole = op[2] < 0 or op[2] % self.node == 0  # else homes in nodes would not be of the same numbers
-        if not even or not whole or homes is None or not np.isin(homes, members).all():
+        if not even or homes is None or not np.isin(homes, members).all():
             return [op]
         if op[0] == REDUCE and op[10] >= 0 and self.lossy[op[10]]:
             name = self.layout.tensors[op[1]].name
