@@ -18,7 +18,7 @@ from zbench.describe.overlap import HIERARCHICAL, USUAL, StepOverlap
 from zbench.describe.sync import RoundSync
 from zbench.simulated.executor import Simulated
 from zbench.simulated.known_steps import KnownSteps
-from zbench.step.operations import GATHER, MOVE, QUEUES, REDUCE, SEND
+from zbench.step.operations import GATHER, QUEUES, REDUCE
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.two_levels import in_two_levels
 from zbench.step.text import step_text
@@ -64,7 +64,7 @@ def test_the_steps_are_those_of_the_pass_and_flat_ones_are_as_they_were(sharding
 )
 def test_what_nics_send_is_the_same(model: dict[str, Any], how: dict[str, Any]) -> None:
     """Of each purpose, but for what shares are rounded to: the clock's flat collectives send a shard to a node once as
-    well. What NVLink carries is the same, too, or less where a node's GPUs send to each other directly."""
+    well."""
     cost = cost_of(**model)
     plans = tuple(Ring(cost).plan(BATCH))
     flat, both = (Simulated(cost, **how, collectives=word).step(BATCH, plans) for word in ("flat", HIERARCHICAL))
@@ -76,21 +76,19 @@ def test_what_nics_send_is_the_same(model: dict[str, Any], how: dict[str, Any]) 
     assert both.seconds != flat.seconds
 
 
-def test_between_nodes_are_collectives_and_inside_them_transfers() -> None:
+def test_all_are_collectives_between_gpus_of_a_number_or_inside_a_node() -> None:
     cost = cost_of(sharding="zero3")
     plans = tuple(Ring(cost).plan(BATCH))
     step = Simulated(cost, collectives=HIERARCHICAL).built(BATCH, plans)
     seen = set()
     for template in step.templates:
         layout = step.layouts[template.layout]
-        for kind, _, src, dst, *rest in template.operations.table.tolist():
+        for kind, _, every, members, *rest in template.operations.table.tolist():
             if QUEUES[rest[4]] in ("parameters", "gradients"):
-                seen.add(kind)
-                ends = layout.lists[dst] if kind in (GATHER, REDUCE) else np.array([src, dst])
-                nodes, inside = np.unique(ends // GPUS), np.unique(ends % GPUS)
-                assert len(inside if kind in (GATHER, REDUCE) else nodes) == 1
-                assert len(nodes if kind in (GATHER, REDUCE) else inside) == 2
-    assert seen == {SEND, MOVE, GATHER, REDUCE}
+                numbers = [len(np.unique(ends)) for ends in np.divmod(layout.lists[members], GPUS)]
+                seen.add((kind, every, *numbers))
+    ways = (-1, NODES, 1), (GPUS, 1, GPUS)
+    assert seen == {(kind, *way) for kind in (GATHER, REDUCE) for way in ways}
 
 
 def test_micro_batches_that_are_alike_share_operations_still() -> None:

@@ -11,7 +11,7 @@ from zbench.correctness.steps.mutate import KINDS, step_mutant
 from zbench.correctness.steps.unrolled import unrolled_fault
 from zbench.describe.degrees import WORLD, ShardDegrees, TransferBits
 from zbench.describe.overlap import StepOverlap
-from zbench.step.operations import GATHER, QUEUES, SEND
+from zbench.step.operations import GATHER, QUEUES, homes_among
 from zbench.step.passes.build import whole_step
 from zbench.step.passes.parameters.levels import check_levels
 from zbench.step.passes.parameters.zero import ShardedParameters
@@ -21,16 +21,15 @@ from zbench.step.template import Step
 
 
 def between_nodes(step: Step, number: int = 1) -> int:
-    """Cells of wq that gathers and sends of the forward take from a node to another, with two GPUs a node. number: of
-    the forward's template."""
+    """Cells of wq that gathers of the forward take from a node to another, with two GPUs a node. number: of the
+    forward's template."""
     layout, ops = step.layouts[0], step.templates[number].operations
     tensor = layout.number["wq"]
-    home, count = layout.tensors[tensor].home, 0
-    for row in ops.table[(ops.what == tensor) & np.isin(ops.kind, (GATHER, SEND))].tolist():
-        cells = [layout.lists[row[4]], layout.lists[row[5]]]
-        for at in home.reshape(layout.shape(tensor))[np.ix_(*cells)].reshape(-1).tolist():
-            ends = [(at, place) for place in layout.lists[row[3]].tolist()] if row[0] == GATHER else [(row[2], row[3])]
-            count += sum(a // 2 != b // 2 for a, b in ends)
+    count = 0
+    for row in ops.table[(ops.what == tensor) & (ops.kind == GATHER)].tolist():
+        members, cells = layout.lists[row[3]], [layout.lists[row[4]], layout.lists[row[5]]]
+        homes = homes_among(layout.tensors[tensor].home, members, row[2]).reshape(layout.shape(tensor))
+        count += int((homes[np.ix_(*cells)].reshape(-1, 1) // 2 != members // 2).sum())
     return count
 
 
@@ -40,8 +39,8 @@ def between_nodes(step: Step, number: int = 1) -> int:
     [("3", ([9, 7],)), ("2", ([1], [5])), ("1", ([1], [5])), ("none", ([3, 1],)), ("2", ([16], [1]))],
 )
 def test_exact(zero: str, batches: tuple[list[int], ...], tied: bool) -> None:
-    """Tied embeddings with ZeRO-2 and a second micro-batch: a GPU without tokens has its shards' sums, and nothing to
-    move of others'."""
+    """Tied embeddings with ZeRO-2 and a second micro-batch: a GPU without tokens has its shards' sums, and nothing of
+    others'."""
     plans = [plan_of(lengths, 4, 4, first=at) for at, lengths in enumerate(batches)]
     model = replace(MODEL, tied_embeddings=tied)
     flat = whole_step(model, plans, 1, zero)
@@ -76,7 +75,7 @@ NODES = [  # degrees on eight GPUs, and GPUs a node
     ids=str,
 )
 def test_exact_with_degrees(degrees: ShardDegrees, ranks: int, node: int) -> None:
-    """In the second of three micro-batches some GPUs have no token, and nothing to move."""
+    """In the second of three micro-batches some GPUs have no token, and nothing to add."""
     plans = plans_of(([5, 3], [1], [4, 4]), ranks)
     step = in_two_levels(whole_step(MODEL, plans, 1, degrees), node)
     assert (fault(step), unrolled_fault(step)) == ("", "")

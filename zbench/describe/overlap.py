@@ -31,7 +31,7 @@ class StepOverlap:
         of a stage's are reduced after its last backward, and nothing is computed meanwhile.
     collectives: FLAT, a gather or reduction is one operation among all its GPUs; or HIERARCHICAL, those of parameters
         and gradients over several nodes are of as many operations as a node has GPUs, among those of one number in all
-        nodes, and transfers inside the nodes (zbench.step.passes.two_levels).
+        nodes, and of one in each node (zbench.step.passes.two_levels).
     exchanges: of tensor-parallel groups (zbench.describe.exchanges). experts: the chunks in which tokens go to experts
         (zbench.describe.expert_schedule).
     shares: of each plan and each of its sequences the share of tokens of which something waits in host memory where it
