@@ -22,7 +22,7 @@ from zbench.runtime.clocks.step_times import StepTimes
 from zbench.runtime.clocks.times import NoClock
 from zbench.runtime.handlers.context import TokenWords
 from zbench.runtime.handlers.machine import StepMachine
-from zbench.runtime.handlers.messages import WHOLE, Arrival, GlooMessages
+from zbench.runtime.handlers.messages import WHOLE, GlooMessages
 from zbench.runtime.handlers.optimizer import NoUpdate
 from zbench.runtime.handlers.prepared import PreparedStep
 from zbench.runtime.handlers.runner import StepRunner
@@ -30,6 +30,7 @@ from zbench.runtime.kernels.kernels import Matmul
 from zbench.runtime.processes.board import SLOT_BYTES, Board
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.runtime.stepping.weights import InitialWeights
+from zbench.runtime.transport.arrivals import Arrival, Coming
 from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import QUEUES
 from zbench.step.passes.build import whole_step
@@ -109,14 +110,14 @@ class Posted(GlooMessages):
         super().__init__(ends, torch.device("cpu"), StepTimes(NoClock()))
         self.of_group, self.passed = 0, list[int]()
 
-    def receive(self, queue: int, size: int, peer: int, into: Tensor | None = None) -> Arrival:
+    def receive(self, queue: int, size: int, peer: int, into: Tensor | None = None, relayed: bool = False) -> Arrival:
         self.of_group += queue == QUEUES.index("tensor_parallel")
         return Arrival(torch.zeros(size, dtype=torch.uint8), [NeverComes()] if self.of_group > 3 else [])
 
     def send(self, queue: int, data: Tensor, peer: int) -> None:
         """Posts it."""
 
-    def pass_on(self, queue: int, arrival: Arrival, peer: int, part: slice = WHOLE, relays: bool = False) -> None:
+    def pass_on(self, queue: int, coming: Coming, peer: int, part: slice = WHOLE, relays: bool = False) -> None:
         assert not relays
         self.passed.append(peer)
 
