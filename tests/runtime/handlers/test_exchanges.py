@@ -117,8 +117,7 @@ class Posted(GlooMessages):
     def send(self, queue: int, data: Tensor, peer: int) -> None:
         """Posts it."""
 
-    def pass_on(self, queue: int, coming: Coming, peer: int, part: slice = WHOLE, relays: bool = False) -> None:
-        assert not relays
+    def pass_on(self, queue: int, coming: Coming, peer: int, part: slice = WHOLE) -> None:
         self.passed.append(peer)
 
     def turn(self) -> None:

@@ -32,7 +32,8 @@ AHEAD = 8  # receives posted beyond the operation under way, as zbench.runtime.t
 KEPT = 2  # instances after which what was sent is waited for
 WHOLE = slice(None)  # all bytes of a message
 NAMES = 1 << 20  # of messages of a kind between two processes, then from the start again
-Works = deque[list[tuple[Any, Any, int]]]  # by instance: what to wait for, what it carries, its queue
+Leaving = tuple[Any, Any, int]  # of what leaves: what to wait for, what it carries, its queue
+Works = deque[list[Leaving]]  # by instance
 
 
 class StepMessages(Protocol):
@@ -58,9 +59,15 @@ class StepMessages(Protocol):
     def send(self, queue: int, data: Tensor, peer: int) -> None:
         """Posts the send of a message, whose bytes stay as they are until it is waited for."""
 
-    def pass_on(self, queue: int, coming: Coming, peer: int, part: slice = WHOLE, relays: bool = False) -> None:
-        """Sends what may not be there yet. part: bytes of it; relays: for others, of whose transfer the process is no
-        end."""
+    def pass_on(self, queue: int, coming: Coming, peer: int, part: slice = WHOLE) -> None:
+        """Sends what may not be there yet. part: bytes of it."""
+
+    def relay(self, queue: int, arrival: Arrival, peer: int) -> Leaving:
+        """Sends on a message for others, of whose transfer the process is no end; `keep` says when that was to be."""
+
+    def keep(self, one: Leaving) -> None:
+        """Says that the operation is reached whose message was sent on: it has left when those have that are sent
+        now."""
 
     def copied(self, queue: int, size: int) -> None:
         """Counts a copy between two places of this process, as to host memory: sent and received."""
@@ -112,20 +119,30 @@ class GlooMessages:
         self.times.notes.sends(queue, peer, data.numel(), name)
         self._works[-1].append((self.ends[queue].send(data, peer, name), data, queue))
 
-    def pass_on(self, queue: int, coming: Coming, peer: int, part: slice = WHOLE, relays: bool = False) -> None:
-        end = self.ends[queue]
-        if not self.leaves_later:
+    def pass_on(self, queue: int, coming: Coming, peer: int, part: slice = WHOLE) -> None:
+        if self.leaves_later:
+            self.keep(self._given(queue, coming, peer, part, False))
+        else:
             self.send(queue, self.times.wait(queue, coming.wait, of=coming.of)[part], peer)
-            return
-        size, name = len(range(coming.size)[part]), _next_name(self._sent, peer, queue, relays)
+
+    def relay(self, queue: int, arrival: Arrival, peer: int) -> Leaving:
+        assert self.leaves_later, "transfers of GPUs that share a host's memory go straight"
+        return self._given(queue, arrival, peer, WHOLE, True)
+
+    def keep(self, one: Leaving) -> None:
+        self._works[-1].append(one)
+
+    def _given(self, queue: int, coming: Coming, peer: int, part: slice, relayed: bool) -> Leaving:
+        """Gives a message to the thread that sends it; returns what to wait for, as of `keep`."""
+        end, line = self.ends[queue], self._line(queue, peer, relayed)
+        size, name = len(range(coming.size)[part]), _next_name(self._sent, peer, queue, relayed)
         note = self.times.notes.sends(queue, peer, size, name)
         one = PassedOn(coming.wait, partial(self._post, end, coming, part, peer, name, note))
         end.traffic.sent(end.peers[peer], size)
-        line = self._line(queue, peer, relays)
         if line not in self._passing:
             self._passing[line] = PassingThread()
         self._passing[line].give(one)
-        self._works[-1].append((one, coming, queue))
+        return one, coming, queue
 
     def _line(self, queue: int, peer: int, relays: bool) -> tuple[int, bool, bool]:
         """Returns which messages leave one after another, as the clock's queues have them: what goes to another node
@@ -198,9 +215,14 @@ class BatchedStepMessages:
         self.times.notes.sends(queue, peer, data.numel())
         self._add(dist.P2POp(dist.isend, data, group=end.group, group_peer=peer), queue)
 
-    def pass_on(self, queue: int, coming: Coming, peer: int, part: slice = WHOLE, relays: bool = False) -> None:
-        assert not relays, "over NCCL nothing is relayed: what comes in a batch is there when the batch is"
+    def pass_on(self, queue: int, coming: Coming, peer: int, part: slice = WHOLE) -> None:
         self.send(queue, self.times.wait(queue, coming.wait, of=coming.of)[part], peer)
+
+    def relay(self, queue: int, arrival: Arrival, peer: int) -> Leaving:
+        raise NotImplementedError("over NCCL nothing is relayed: what comes in a batch is there when the batch is")
+
+    def keep(self, one: Leaving) -> None:
+        self._works[-1].append(one)
 
     def _add(self, one: dist.P2POp, queue: int) -> None:
         self._batch.append(one)

@@ -130,12 +130,8 @@ class StepRunner:
                     self.machine.messages.send(one.purpose, leaving[begin:end], peer)
                 else:
                     self.machine.messages.pass_on(one.purpose, leaving, peer, slice(begin, end))
-        for relay, arrival in zip(one.relays, arrivals[len(one.receives) :], strict=True):
-            if arrival.data.numel():
-                notes.turn_to(program, one.op, layer, *relay.way[1:])
-                self.machine.messages.pass_on(one.purpose, arrival, relay.way[2], relays=True)
         self.machine.messages.posted()
-        for parcel, arrival in zip(one.receives, arrivals[: len(one.receives)], strict=True):
+        for parcel, arrival in zip(one.receives, arrivals, strict=True):
             cells, of = parcel.cells, parts.format(parcel.cells.tensor, layer + parcel.cells.layer)
             unpacked = _Unpacked(self, one.purpose, of, cells, arrival, one.encoding)
             slab = Slab(of, cells.first, cells.second, unpacked)
