@@ -79,7 +79,9 @@ class StepRunner:
         for program, one, layer in schedule:
             parts = prepared.batches[program.layout]
             if one is None:
-                self.machine.messages.turn()
+                self.board.wait()
+                messages.turn()
+                self.board.resume()
             elif isinstance(one, Compute):
                 self.board.say(f"{self.where}{program.name}, layer {layer}, {parts.layout.labels[one.formula]}")
                 before = times.turn_to(parts.seconds_for[one.formula])
@@ -98,7 +100,7 @@ class StepRunner:
             for store in self.stores.values():
                 store.settle()
             self.board.wait()
-            self.machine.messages.settle()
+            messages.settle()
             self.board.resume()
 
     def take(self, prepared: PreparedStep, name: str) -> list[Tensor]:
