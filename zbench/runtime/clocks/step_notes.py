@@ -166,12 +166,11 @@ class StepNotes:
             return [float("inf") if one is None else clock.between(begun, one) for one in moments]
 
         def ends(every: list[Posted]) -> list[NotedMessage]:
-            return [
-                NotedMessage(
-                    names[id(x.of)], x.queue, x.peer, x.size, *since(self.links, links, x.began, x.ended), x.name
-                )
-                for x in every
-            ]
+            found = []
+            for x in every:
+                began, ended = since(self.links, links, x.began, x.ended)
+                found.append(NotedMessage(names[id(x.of)], x.queue, x.peer, x.size, began, ended, x.name))
+            return found
 
         computes = [NotedCompute(names[id(of)], *since(self.device, device, *span)) for of, *span in self._computes]
         waits = [

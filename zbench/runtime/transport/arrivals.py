@@ -16,7 +16,7 @@ class Coming(Protocol):
 
     @property
     def size(self) -> int:
-        """How many bytes there will be."""
+        """The number of bytes that there will be."""
 
     @property
     def of(self) -> NotedOperation | None:
@@ -65,8 +65,8 @@ class Arrival:
 
 @dataclass
 class Later:
-    """What leaves once messages have come that are added to it, or that it is put together of. needs: these; make: puts
-    it together then; size: its bytes."""
+    """A message that leaves once others have come, which are added to it or which it is put together of. needs: these;
+    make: puts it together then; size: its bytes."""
 
     needs: Sequence[Arrival]
     make: Callable[[], Tensor]
