@@ -42,6 +42,7 @@ class StepRunner:
     where: str = ""
     kind: type[Store] = Store
     lost: dict[Lost, float] | None = None
+    _settles: bool = True  # the step under way
 
     def begin(self, prepared: PreparedStep, whole: Whole) -> None:
         """Puts parameters and optimizer state where a step begins with them, and gradients that are in host memory.
@@ -73,7 +74,7 @@ class StepRunner:
     def run(self, prepared: PreparedStep, settles: bool = True) -> None:
         """Runs a step. Collective: every process of its GPUs has to come here. settles: whether it ends when all
         messages have arrived, or leaves the last ones under way, to be waited for where they are read."""
-        messages = self.machine.messages
+        messages, self._settles = self.machine.messages, settles
         schedule, coming = tee(prepared.schedule())
         ahead, times = PostedAhead(messages, prepared, coming, self.stores), messages.times
         for program, one, layer in schedule:
@@ -161,7 +162,8 @@ class StepRunner:
             found: Arrival | None = store.slab(key, cells.pairs()[0]).under_way(cells.first, cells.second)
             if found is not None:
                 return found
-        if not self.machine.messages.leaves_later:
+        # A sum that is left under way when the step ends is waited for: else what is added to it would stay that long.
+        if not (self.machine.messages.leaves_later and self._settles):
             return None
         of = parts.format(cells.tensor, layer)
         later = store.leaving(key, of, cells.first, cells.second, one.takes)

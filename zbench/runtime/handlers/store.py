@@ -310,8 +310,7 @@ class Store:
                 slab.settle()
             del held[cell]
             slab.gone += 1
-            if slab.there is not None:
-                cut[id(slab)] = slab
+            cut[id(slab)] = slab
         for slab in cut.values() if self.SHRINKS else ():
             self._shrink(key, slab)
         if cells and not held:
@@ -327,9 +326,21 @@ class Store:
         first, second = _lists_of(left)
         if not left or of.pairs(first, second) != left:
             return
-        if 2 * of.num_bytes(first, second) <= of.num_bytes(slab.first, slab.second):
+        if 2 * of.num_bytes(first, second) > of.num_bytes(slab.first, slab.second):
+            return
+        if slab.there is not None:
             fields = tuple(one.clone() for one in self.read(key, of, first, second))
             self.put(key, Slab.of(of, first, second, fields), over=True)
+            return
+        apart = Slab(of, first, second, partial(self._copied, slab, (first, second)), slab)
+        slab.gone += len(left)
+        held.update((cell, apart) for cell in left)
+
+    def _copied(self, slab: Slab, lists: tuple[Parts, Parts]) -> Fields:
+        """Returns a copy of the fields of some cells of a slab."""
+        of = slab.format
+        found = self._together(of, [slab] * len(of.pairs(*lists)), *lists)
+        return tuple(one.clone() for one in found)
 
     def set_aside(self, keys: Collection[Key]) -> Held:
         """Takes whole tensors out of the store as they are, without waiting for what is on its way to them."""
