@@ -127,16 +127,16 @@ class _Drawn:
 
     def _both_ends(self) -> tuple[list[NotedMessage], list[NotedMessage], list[tuple[float, float]]]:
         """Returns the messages as they were sent, as they were received, and from when to when each was under way."""
-        sent: dict[tuple[int, int], list[NotedMessage]] = {}
+        sent: dict[tuple[int, int, int], list[NotedMessage]] = {}
         for process, notes in enumerate(self._notes):
             for one in notes.sent:
-                sent.setdefault((process, process if one.peer < 0 else one.peer), []).append(one)
-        queues = {pair: iter(every) for pair, every in sent.items()}
+                sent.setdefault((process, process if one.peer < 0 else one.peer, one.name), []).append(one)
+        alike = {known: iter(every) for known, every in sent.items()}
         ends: tuple[list[NotedMessage], list[NotedMessage], list[tuple[float, float]]] = ([], [], [])
         for process, notes in enumerate(self._notes):
             for one in notes.received:
                 source = process if one.peer < 0 else one.peer
-                other = next(queues[source, process])
+                other = next(alike[source, process, one.name])
                 begin = self._offsets[source] + other.began
                 late = notes.seconds if isinf(one.ended) else one.ended
                 ends[0].append(other)

@@ -22,7 +22,7 @@ from zbench.runtime.clocks.step_times import StepTimes
 from zbench.runtime.clocks.times import NoClock
 from zbench.runtime.handlers.context import TokenWords
 from zbench.runtime.handlers.machine import StepMachine
-from zbench.runtime.handlers.messages import WHOLE, Arrival, GlooMessages
+from zbench.runtime.handlers.messages import WHOLE, GlooMessages
 from zbench.runtime.handlers.optimizer import NoUpdate
 from zbench.runtime.handlers.prepared import PreparedStep
 from zbench.runtime.handlers.runner import StepRunner
@@ -30,9 +30,11 @@ from zbench.runtime.kernels.kernels import Matmul
 from zbench.runtime.processes.board import SLOT_BYTES, Board
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.runtime.stepping.weights import InitialWeights
+from zbench.runtime.transport.arrivals import Arrival, Coming
 from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import QUEUES
 from zbench.step.passes.build import whole_step
+from zbench.step.passes.two_levels import in_two_levels
 from zbench.step.proof.prove import prove_step
 
 FOUR = replace(MODEL, num_kv_heads=4, vocab=20)
@@ -102,41 +104,59 @@ class NeverComes:
 
 
 class Posted(GlooMessages):
-    """Messages that are posted, of which the group's do not come but for the embedding's three."""
+    """Messages that are posted, of which a queue's do not come but for its first `come`."""
 
-    def __init__(self) -> None:
+    def __init__(self, queue: str, come: int = 0) -> None:
         ends: Any = [SimpleNamespace(peers=[False] * 4)] * len(QUEUES)
         super().__init__(ends, torch.device("cpu"), StepTimes(NoClock()))
-        self.of_group, self.passed = 0, list[int]()
+        self.lost, self.come, self.passed = QUEUES.index(queue), come, list[int]()
 
-    def receive(self, queue: int, size: int, peer: int, into: Tensor | None = None) -> Arrival:
-        self.of_group += queue == QUEUES.index("tensor_parallel")
-        return Arrival(torch.zeros(size, dtype=torch.uint8), [NeverComes()] if self.of_group > 3 else [])
+    def receive(self, queue: int, size: int, peer: int, into: Tensor | None = None, relayed: bool = False) -> Arrival:
+        self.come -= queue == self.lost
+        never = queue == self.lost and self.come < 0
+        return Arrival(torch.zeros(size, dtype=torch.uint8), [NeverComes()] if never else [])
 
     def send(self, queue: int, data: Tensor, peer: int) -> None:
         """Posts it."""
 
-    def pass_on(self, queue: int, arrival: Arrival, peer: int, part: slice = WHOLE, relays: bool = False) -> None:
-        assert not relays
+    def pass_on(self, queue: int, coming: Coming, peer: int, part: slice = WHOLE) -> None:
         self.passed.append(peer)
 
     def turn(self) -> None:
         """Waits for nothing."""
 
 
-def test_own_tokens_are_computed_while_others_are_on_their_way_and_passed_on() -> None:
-    """Process 1 of a ring of four passes on two of the three slices that come to it before it needs one: when it has
-    computed queries, keys and values of its own tokens."""
+def run_until_late(case: StepCase, model: Model, messages: Posted, lengths: list[int]) -> tuple[str, set[str]]:
+    """Runs a step on process 1 until it waits for what does not come; returns where it was, and what it had by then."""
     said = bytearray(SLOT_BYTES)
-    case, messages = case_of(HOWS["commfuse"], [50, 1, 13]), Posted()
-    machine = StepMachine(FOUR, torch.device("cpu"), Matmul(), messages, NoUpdate())
-    tokens = [TokenWords({n: np.zeros(50, np.int64) for n in range(3)}, {n: np.zeros(50, np.int64) for n in range(3)})]
-    prepared = PreparedStep.of(case.step, 1, machine, case.tokens, tokens)
+    machine = StepMachine(model, torch.device("cpu"), Matmul(), messages, NoUpdate())
+    words = {number: np.zeros(length, np.int64) for number, length in enumerate(lengths)}
+    prepared = PreparedStep.of(case.step, 1, machine, case.tokens, [TokenWords(words, words)])
     runner = StepRunner(machine, Board(said, 0))
-    runner.begin(prepared, InitialWeights(FOUR, 0))
+    runner.begin(prepared, InitialWeights(model, 0))
     with pytest.raises(Late):
         runner.run(prepared)
-    words = bytes(said[10:]).rstrip(b"\0").decode()
-    assert words.endswith("layer 0, q"), words
+    return bytes(said[10:]).rstrip(b"\0").decode(), {key[0] for key in runner.stores[1].held}
+
+
+def test_own_tokens_are_computed_while_others_are_on_their_way_and_passed_on() -> None:
+    """Process 1 of a ring of four passes on two of the three slices that come to it before it needs one: when it has
+    computed queries, keys and values of its own tokens. The embedding's three come."""
+    case, messages = case_of(HOWS["commfuse"], [50, 1, 13]), Posted("tensor_parallel", 3)
+    where, held = run_until_late(case, FOUR, messages, [50, 1, 13])
+    assert where.endswith("layer 0, q"), where
     assert messages.passed == [2, 2]
-    assert {"q", "kv", "n"} <= {key[0] for key in runner.stores[1].held}
+    assert {"q", "kv", "n"} <= held
+
+
+def test_a_layers_backward_does_not_wait_for_gradients_of_the_layer_after_it() -> None:
+    """Sums of a node's gradients go on to the other node when contributions have come, which nothing waits for before
+    parameters are updated: a thread sends them."""
+    model = replace(FOUR, num_layers=2)
+    plans = [plan_of([40, 7], 4, 4)]
+    step = in_two_levels(whole_step(model, plans, 1, "none"), 2)
+    prove_step(step)
+    messages = Posted("gradients")
+    where, _ = run_until_late(StepCase.of(step, model, plans, 1), model, messages, [40, 7])
+    assert "optimizer" in where
+    assert messages.passed

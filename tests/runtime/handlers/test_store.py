@@ -1,5 +1,8 @@
 """The store of a place: cells as they were put, in one piece where they lie so, sums joined when they are read."""
 
+from concurrent.futures import ThreadPoolExecutor
+from time import sleep
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,8 @@ from hypothesis import strategies as st
 from zbench.runtime.handlers.formats import Fields, Format
 from zbench.runtime.handlers.functions import merge_of
 from zbench.runtime.handlers.store import Lacking, Slab, Store
+from zbench.runtime.steps.instructions import Parts
+from zbench.runtime.transport.arrivals import Arrival
 
 SIZES = (np.array([2, 1, 3]), np.array([1, 2]))
 FORMAT = Format((("thd", torch.float64), ("th", torch.float64)), ("t", "h"), SIZES, {"d": 2})
@@ -133,6 +138,56 @@ def test_what_is_on_its_way_is_not_waited_for_when_something_is_added() -> None:
     store.add(KEY, Slab(FORMAT, (1,), (0, 1), arrives), add)
     assert not asked
     assert same(store.read(KEY, FORMAT, (1,), (0, 1)), tuple(2 * one for one in cut((1,), (0, 1))))
+
+
+def on_its_way(first: Parts, second: Parts, arrival: Arrival) -> Slab:
+    """Cells that a message brings, which says so when somebody waits for it."""
+
+    def arrives() -> Fields:
+        arrival.wait()
+        return cut(first, second)
+
+    found = Slab(FORMAT, first, second, arrives)
+    found.coming = arrival
+    return found
+
+
+@pytest.mark.parametrize("takes", [False, True])
+def test_what_leaves_is_put_together_when_contributions_have_come(takes: bool) -> None:
+    """Of a sum of whole cells and one of some of them: nobody waits when it is asked for; what is taken is gone."""
+    store, arrival = Store(), Arrival(torch.empty(0), [])
+    store.add(KEY, slab((0, 1, 2), (0, 1)), add)
+    store.add(KEY, on_its_way((0, 1, 2), (0, 1), arrival), add)
+    found = store.leaving(KEY, FORMAT, (0, 1), (0, 1), takes)
+    assert found is not None
+    assert found[0] == [arrival]
+    assert not arrival.is_here
+    assert (KEY in store.held and (0, 0) in store.held[KEY]) != takes
+    assert same(found[1](), tuple(2 * one for one in cut((0, 1), (0, 1))))
+    assert arrival.is_here
+    assert same(store.read(KEY, FORMAT, (2,), (0, 1)), tuple(2 * one for one in cut((2,), (0, 1))))
+
+
+def test_what_is_there_leaves_at_once() -> None:
+    store = Store()
+    store.add(KEY, slab((0, 1, 2), (0, 1)), add)
+    assert store.leaving(KEY, FORMAT, (0, 1), (0, 1), True) is None
+    assert (0, 0) in store.held[KEY]
+
+
+def test_threads_read_a_slab_at_a_time() -> None:
+    made = list[int]()
+
+    def arrives() -> Fields:
+        made.append(1)
+        sleep(0.01)
+        return cut((0,), (0,))
+
+    one = Slab(FORMAT, (0,), (0,), arrives)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: one.fields, range(4)))
+    assert made == [1]
+    assert all(fields is found[0] for fields in found)
 
 
 def slabs(store: Store) -> list[Slab]:

@@ -1,6 +1,7 @@
 """Messages that are passed on once they are here, by a thread."""
 
 import threading
+from time import sleep
 
 import pytest
 
@@ -29,9 +30,15 @@ def test_a_message_is_sent_when_it_is_here_and_nobody_waits_for_it_before() -> N
     after = PassedOn(lambda: order.append("came"), Sent)
     thread.give(after)
     assert order == []
+    assert thread.is_busy
     here.set()
     one.wait()
     after.wait()
+    for _ in range(1000):  # it says so when it is done with the last one
+        if not thread.is_busy:
+            break
+        sleep(0.01)
+    assert not thread.is_busy
     assert sent.waited
     assert order == ["sent", "came"]
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from zbench.runtime.clocks.times import Clock
 
 
+NAMELESS = -1  # in place of a message's name
+
+
 class NotedOperation(NamedTuple):
     """An operation under way. source: the object whose operation it is, a template's program; of parameters that move
     between two steps the tensor's name. op: its number in the template, -1 of these. layer: of the instance. src, dst:
@@ -45,9 +48,10 @@ class NotedWait(NamedTuple):
 
 
 class NotedMessage(NamedTuple):
-    """One end of a message; the n-th that a process sends to another is the n-th that this one receives from it. peer:
-    the other process; -1: a copy inside this one. size: bytes. began: when it was posted. ended: when it was found
-    arrived, inf where it was under way when the step ended or is the sender's end."""
+    """One end of a message. peer: the other process; -1: a copy inside this one. size: bytes. began: when it was
+    posted. ended: when it was found arrived, inf where it was under way when the step ended or is the sender's end.
+    name: by which two processes know it; of those with the same one, as of all that have none, the n-th that a process
+    sends to another is the n-th that this one receives from it."""
 
     of: NotedOperation
     queue: int
@@ -55,6 +59,7 @@ class NotedMessage(NamedTuple):
     size: int
     began: float
     ended: float
+    name: int = NAMELESS
 
 
 class RankNotes(NamedTuple):
@@ -78,6 +83,7 @@ class Posted:
     size: int
     began: Any
     links: "Clock"
+    name: int
     ended: Any = None
 
     def leaves(self) -> None:
@@ -136,13 +142,13 @@ class StepNotes:
         if self.is_on:
             self._waits.append((of, queue, asked, self.device.now()))
 
-    def sends(self, queue: int, peer: int, size: int) -> Posted | None:
-        """Notes that a message was counted as sent, and is posted now or later."""
-        return self._posted(self._sent, queue, peer, size)
+    def sends(self, queue: int, peer: int, size: int, name: int = NAMELESS) -> Posted | None:
+        """Notes that a message was counted as sent, and is posted now or later. name: as of NotedMessage."""
+        return self._posted(self._sent, queue, peer, size, name)
 
-    def receives(self, queue: int, peer: int, size: int) -> Posted | None:
-        """Notes that a message was counted as received, whose receive is posted."""
-        return self._posted(self._received, queue, peer, size)
+    def receives(self, queue: int, peer: int, size: int, name: int = NAMELESS) -> Posted | None:
+        """Notes that a message was counted as received, whose receive is posted. name: as of NotedMessage."""
+        return self._posted(self._received, queue, peer, size, name)
 
     def copies(self, queue: int, size: int) -> None:
         """Notes a copy inside this process, which is counted as sent and as received."""
@@ -160,10 +166,11 @@ class StepNotes:
             return [float("inf") if one is None else clock.between(begun, one) for one in moments]
 
         def ends(every: list[Posted]) -> list[NotedMessage]:
-            return [
-                NotedMessage(names[id(x.of)], x.queue, x.peer, x.size, *since(self.links, links, x.began, x.ended))
-                for x in every
-            ]
+            found = []
+            for x in every:
+                began, ended = since(self.links, links, x.began, x.ended)
+                found.append(NotedMessage(names[id(x.of)], x.queue, x.peer, x.size, began, ended, x.name))
+            return found
 
         computes = [NotedCompute(names[id(of)], *since(self.device, device, *span)) for of, *span in self._computes]
         waits = [
@@ -173,11 +180,11 @@ class StepNotes:
         return RankNotes(seconds, computes, waits, ends(self._sent), ends(self._received))
 
     # -- inside ---------------------------------------------------------------------------------------
-    def _posted(self, among: list[Posted], queue: int, peer: int, size: int) -> Posted | None:
+    def _posted(self, among: list[Posted], queue: int, peer: int, size: int, name: int) -> Posted | None:
         if not self.is_on:
             return None
         assert self.of is not None, "whoever moves something says for which operation"
-        found = Posted(self.of, queue, peer, size, self.links.now(), self.links)
+        found = Posted(self.of, queue, peer, size, self.links.now(), self.links, name)
         among.append(found)
         return found
 

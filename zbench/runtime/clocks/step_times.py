@@ -4,6 +4,7 @@ A process does one thing at a time, and says when it turns to another. So its pa
 what is waited for inside of a compute is no computing, and what is said to be nothing else is the interpreter's.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,6 +36,7 @@ class StepTimes:
         self._turns: list[tuple[str, Any]] = []  # the part that begins, and when
         self._named, self.named = NamedMoments(), NamedMessages()
         self._under_way: list[Any] = []  # moments, in turn of the first message to come and of the last that came
+        self._counting = threading.Lock()  # of messages to come, which several threads wait for
 
     def begin(self, noted: bool = False) -> None:
         """Begins a step. noted: whether it is noted operation by operation."""
@@ -84,15 +86,17 @@ class StepTimes:
 
     def posted(self, count: int) -> None:
         """Says that receives of so many messages were posted."""
-        if self._is_on and count and not self._coming:
-            self._under_way.append(self.clock.now())
-        self._coming += count
+        with self._counting:
+            if self._is_on and count and not self._coming:
+                self._under_way.append(self.clock.now())
+            self._coming += count
 
     def arrived(self) -> None:
-        """Says that a message was waited for."""
-        self._coming -= 1
-        if self._is_on and not self._coming:
-            self._under_way.append(self.clock.now())
+        """Says that a message was waited for; from any thread."""
+        with self._counting:
+            self._coming -= 1
+            if self._is_on and not self._coming:
+                self._under_way.append(self.clock.now())
 
     def spans(self) -> Iterator[tuple[str, Any, Any]]:
         """Yields (part, its begin, its end), one after the other."""

@@ -1,8 +1,8 @@
 """Receives of a step that are posted before their operation is reached, so that links work while a process computes.
 
 What comes from other nodes is posted apart from the rest: many messages may come over one kind of link before the first
-that travels on the other. Messages are named by their number between two processes, so what comes from one process is
-posted in the order of the step.
+that travels on the other. Messages are named by their number between two processes, of a queue and of what is passed on
+for others each by itself, so what comes from one process is posted in the order of the step.
 """
 
 from collections import deque
@@ -16,24 +16,26 @@ from zbench.describe.links import share
 from zbench.runtime.handlers.counted import CountedRows
 from zbench.runtime.handlers.encoded import encoded_bytes
 from zbench.runtime.handlers.machine import BatchParts
-from zbench.runtime.handlers.messages import Arrival, StepMessages
+from zbench.runtime.handlers.messages import Leaving, StepMessages
 from zbench.runtime.handlers.prepared import PreparedStep, ScheduledInstruction
 from zbench.runtime.handlers.store import Store
 from zbench.runtime.steps.instructions import Exchange, Parcel, RelayedShare, TemplateProgram
+from zbench.runtime.transport.arrivals import Arrival
 
 LOOKED = 64  # exchanges, beyond the one under way, among which messages are looked for
 
 
 @dataclass
 class _Expected:
-    """An exchange with messages to come. arrivals: of its receives, and after these of what is passed on for others;
-    counts, left: messages from the process's own node and from others, and those of them that are not posted yet."""
+    """An exchange with messages to come. arrivals: of its receives; relayed: what is sent on for others; counts, left:
+    messages from the process's own node and from others, and those of them that are not posted yet."""
 
     program: TemplateProgram
     exchange: Exchange
     parts: BatchParts
     layer: int
     arrivals: dict[int, Arrival] = field(default_factory=dict)
+    relayed: list[Leaving] = field(default_factory=list)
     counts: list[int] = field(default_factory=lambda: [0, 0])
     left: list[int] = field(default_factory=lambda: [0, 0])
 
@@ -72,8 +74,8 @@ class PostedAhead:
         self._next: _Expected | None = None  # whose sizes are not known yet
 
     def arrivals(self) -> list[Arrival]:
-        """Returns the arrivals of the next exchange, those of its receives and then what it passes on, and posts
-        receives beyond it."""
+        """Returns the arrivals of the next exchange's receives, and posts receives beyond it. What comes for others is
+        sent on from then on that its receive is posted."""
         if not self._expected:
             self._look()
         now = self._expected[0]
@@ -87,7 +89,9 @@ class PostedAhead:
                     break
             self._posted[side] -= now.counts[side]
         self._expected.popleft()
-        return [now.arrivals[number] for number in range(len(now.exchange.receives) + len(now.exchange.relays))]
+        for one in now.relayed:
+            self.messages.keep(one)
+        return [now.arrivals[number] for number in range(len(now.exchange.receives))]
 
     def _look(self) -> bool:
         """Finds the messages of another exchange; returns whether there was one. How large messages of counted rows are
@@ -130,7 +134,10 @@ class PostedAhead:
             relay = of.exchange.relays[number - len(receives)]
             begin, end = share(self._size(of, relay), message.part, message.parts)
             self._note(of, *relay.way[:2])
-            of.arrivals[number] = self._receive(of, end - begin, message.peer)
+            arrival = self._receive(of, end - begin, message.peer, relayed=not relay.is_first)
+            if end > begin:
+                self._note(of, *relay.way[1:])
+                of.relayed.append(self.messages.relay(of.exchange.purpose, arrival, relay.way[2]))
         of.left[side] -= 1
         self._posted[side] += 1
 
@@ -153,12 +160,16 @@ class PostedAhead:
         whole = of.arrivals[message.number]
         begin, end = share(size, message.part, message.parts)
         self._note(of, message.peer, parcel.dst)
-        whole.shares = (*whole.shares, self._receive(of, end - begin, message.peer, whole.data[begin:end]))
+        piece = whole.data[begin:end]
+        received = self._receive(of, end - begin, message.peer, piece, message.peer != parcel.peer)
+        whole.shares = (*whole.shares, received)
 
-    def _receive(self, of: _Expected, size: int, peer: int, into: torch.Tensor | None = None) -> Arrival:
+    def _receive(
+        self, of: _Expected, size: int, peer: int, into: torch.Tensor | None = None, relayed: bool = False
+    ) -> Arrival:
         """Posts a receive; of a message without a row there is none, as nobody sends it."""
         if size:
-            return self.messages.receive(of.exchange.purpose, size, peer, into)
+            return self.messages.receive(of.exchange.purpose, size, peer, into, relayed)
         return Arrival(torch.empty(0, dtype=torch.uint8, device=self._device), [])
 
     def _note(self, of: _Expected, src: int, dst: int) -> None:

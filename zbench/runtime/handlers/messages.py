@@ -7,7 +7,6 @@ have no names and are matched in the order they were posted in, those of one ope
 order of the step, which is the same on all processes; no GPU has run this.
 """
 
-import threading
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,71 +20,54 @@ from torch import Tensor
 from zbench.describe.arrays import Ints
 from zbench.runtime.clocks.named import Name
 from zbench.runtime.clocks.pace import Pacer
-from zbench.runtime.clocks.step_notes import NotedOperation, Posted
+from zbench.runtime.clocks.step_notes import Posted
 from zbench.runtime.clocks.step_times import StepTimes
 from zbench.runtime.clocks.times import clock_on
+from zbench.runtime.transport.arrivals import Arrival, Coming
 from zbench.runtime.transport.passing import PassedOn, PassingThread
 from zbench.runtime.transport.transport import Endpoint
-from zbench.step.operations import QUEUES
+from zbench.step.operations import BOTH_WAYS, QUEUES
 
 AHEAD = 8  # receives posted beyond the operation under way, as zbench.runtime.transport.gloo has them
 KEPT = 2  # instances after which what was sent is waited for
 WHOLE = slice(None)  # all bytes of a message
-NAMES = 1 << 20  # of messages between two processes, then from the start again
-Works = deque[list[tuple[Any, Tensor | None, int]]]  # by instance: what to wait for, what it carries, its queue
-
-
-@dataclass
-class Arrival:
-    """A message that is under way to this process, which any of its threads may wait for. name: that it is known by
-    where it came from; None: it has none. note: of its coming; None where nothing is noted."""
-
-    data: Tensor
-    works: list[Any]
-    name: Name | None = None
-    note: Posted | None = None
-    shares: Sequence["Arrival"] = ()  # that it comes in, each of a part of `data`
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-
-    @property
-    def of(self) -> NotedOperation | None:
-        """The operation whose message it is; None where nothing is noted."""
-        if self.shares:
-            return self.shares[0].of
-        return None if self.note is None else self.note.of
-
-    def wait(self) -> Tensor:
-        """Returns the message's bytes once they are there."""
-        with self._lock:  # gloo's are waited for once only
-            for work in (*self.works, *self.shares):
-                work.wait()
-            self.works = []
-            if self.note is not None:
-                self.note.arrives()
-        return self.data
+NAMES = 1 << 20  # of messages of a kind between two processes, then from the start again
+Leaving = tuple[Any, Any, int]  # of what leaves: what to wait for, what it carries, its queue
+Works = deque[list[Leaving]]  # by instance
 
 
 class StepMessages(Protocol):
     """The messages of a process.
 
     ends: its end for every queue, each with its own count. ahead: how many receives may be posted before their
-    operation is reached. times: what is told where the process waits.
+    operation is reached. leaves_later: whether what is sent may come to be there after it was asked for, and
+    messages of different queues are told apart, so that they need no common order; else those of an operation are
+    posted together. times: what is told where the process waits.
     """
 
     ends: Sequence[Endpoint]
     ahead: int
     times: StepTimes
 
-    def receive(self, queue: int, size: int, peer: int, into: Tensor | None = None) -> Arrival:
-        """Posts the receive of a message of `size` bytes. into: the bytes that it arrives in; None: memory of its
-        own."""
+    @property
+    def leaves_later(self) -> bool: ...
+
+    def receive(self, queue: int, size: int, peer: int, into: Tensor | None = None, relayed: bool = False) -> Arrival:
+        """Posts the receive of a message of `size` bytes. into: the bytes that it arrives in; None: memory of its own.
+        relayed: the process that it comes from passes it on for another."""
 
     def send(self, queue: int, data: Tensor, peer: int) -> None:
         """Posts the send of a message, whose bytes stay as they are until it is waited for."""
 
-    def pass_on(self, queue: int, arrival: Arrival, peer: int, part: slice = WHOLE, relays: bool = False) -> None:
-        """Sends on a message as it comes, which may not be there yet. part: bytes of it; relays: for others, of whose
-        transfer the process is no end."""
+    def pass_on(self, queue: int, coming: Coming, peer: int, part: slice = WHOLE) -> None:
+        """Sends what may not be there yet. part: bytes of it."""
+
+    def relay(self, queue: int, arrival: Arrival, peer: int) -> Leaving:
+        """Sends on a message for others, of whose transfer the process is no end; `keep` says when that was to be."""
+
+    def keep(self, one: Leaving) -> None:
+        """Says that the operation is reached whose message was sent on: it has left when those have that are sent
+        now."""
 
     def copied(self, queue: int, size: int) -> None:
         """Counts a copy between two places of this process, as to host memory: sent and received."""
@@ -110,46 +92,71 @@ class GlooMessages:
     times: StepTimes
     ahead: int = AHEAD
     members: Sequence[int] = ()
-    _sent: Counter[int] = field(default_factory=Counter)
-    _received: Counter[int] = field(default_factory=Counter)
+    _sent: Counter[tuple[int, int]] = field(default_factory=Counter)  # by process and kind
+    _received: Counter[tuple[int, int]] = field(default_factory=Counter)
     _works: Works = field(default_factory=lambda: deque([[]]))
     _passing: dict[tuple[int, bool, bool], PassingThread] = field(default_factory=dict)
 
-    def receive(self, queue: int, size: int, peer: int, into: Tensor | None = None) -> Arrival:
+    @property
+    def leaves_later(self) -> bool:
+        """Whether a thread may send what was not there yet: on a GPU it arrives by a copy in the order of the computing
+        thread's stream."""
+        return self.device.type == "cpu"
+
+    def receive(self, queue: int, size: int, peer: int, into: Tensor | None = None, relayed: bool = False) -> Arrival:
         data = torch.empty(size, dtype=torch.uint8, device=self.device) if into is None else into
-        name = self._received[peer] % NAMES
-        self._received[peer] += 1
+        name = _next_name(self._received, peer, queue, relayed)
         works = [self.ends[queue].receive(data, peer, name)]
-        return Arrival(data, works, self._known(peer, name), self.times.notes.receives(queue, peer, size))
+        return Arrival(data, works, self._known(peer, name), self.times.notes.receives(queue, peer, size, name))
 
     def send(self, queue: int, data: Tensor, peer: int) -> None:
-        name = self._name(peer)
+        thread = self._passing.get(self._line(queue, peer, False))
+        if thread is not None and thread.is_busy:  # behind what was asked for before it
+            self.pass_on(queue, Arrival(data, [], is_here=True), peer)
+            return
+        name = _next_name(self._sent, peer, queue, False)
         self._leaves(peer, name)
-        self.times.notes.sends(queue, peer, data.numel())
+        self.times.notes.sends(queue, peer, data.numel(), name)
         self._works[-1].append((self.ends[queue].send(data, peer, name), data, queue))
 
-    def pass_on(self, queue: int, arrival: Arrival, peer: int, part: slice = WHOLE, relays: bool = False) -> None:
-        end, data = self.ends[queue], arrival.data[part]
-        if end.through_host:  # it arrives on the device by a copy in the order of this thread's stream
-            self.send(queue, self.times.wait(queue, arrival.wait, of=arrival.of)[part], peer)
-            return
-        # As the clock's queues: what goes to another node waits for nothing that stays, what is relayed for nothing of
-        # the process's own.
-        own = queue, end.peers[peer], relays
-        if own not in self._passing:
-            self._passing[own] = PassingThread()
-        note = self.times.notes.sends(queue, peer, data.numel())
-        one = PassedOn(arrival.wait, partial(self._post, end, data, peer, self._name(peer), note))
-        end.traffic.sent(end.peers[peer], data.numel())
-        self._passing[own].give(one)
-        self._works[-1].append((one, data, queue))
+    def pass_on(self, queue: int, coming: Coming, peer: int, part: slice = WHOLE) -> None:
+        if self.leaves_later:
+            self.keep(self._given(queue, coming, peer, part, False))
+        else:
+            self.send(queue, self.times.wait(queue, coming.wait, of=coming.of)[part], peer)
 
-    def _post(self, end: Endpoint, data: Tensor, peer: int, name: int, note: Posted | None) -> Any:
+    def relay(self, queue: int, arrival: Arrival, peer: int) -> Leaving:
+        assert self.leaves_later, "transfers of GPUs that share a host's memory go straight"
+        return self._given(queue, arrival, peer, WHOLE, True)
+
+    def keep(self, one: Leaving) -> None:
+        self._works[-1].append(one)
+
+    def _given(self, queue: int, coming: Coming, peer: int, part: slice, relayed: bool) -> Leaving:
+        """Gives a message to the thread that sends it; returns what to wait for, as of `keep`."""
+        end, line = self.ends[queue], self._line(queue, peer, relayed)
+        size, name = len(range(coming.size)[part]), _next_name(self._sent, peer, queue, relayed)
+        note = self.times.notes.sends(queue, peer, size, name)
+        one = PassedOn(coming.wait, partial(self._post, end, coming, part, peer, name, note))
+        end.traffic.sent(end.peers[peer], size)
+        if line not in self._passing:
+            self._passing[line] = PassingThread()
+        self._passing[line].give(one)
+        return one, coming, queue
+
+    def _line(self, queue: int, peer: int, relays: bool) -> tuple[int, bool, bool]:
+        """Returns which messages leave one after another, as the clock's queues have them: what goes to another node
+        waits for nothing that stays, and what is relayed for nothing of the process's own."""
+        end = self.ends[queue]
+        back = BOTH_WAYS[queue] and peer < end.group.rank()
+        return queue, end.peers[peer], relays or back
+
+    def _post(self, end: Endpoint, coming: Coming, part: slice, peer: int, name: int, note: Posted | None) -> Any:
         """Posts a message that was counted, in the thread that passes it on."""
         self._leaves(peer, name)
         if note is not None:
             note.leaves()
-        return end.post(data, peer, name)
+        return end.post(coming.wait()[part], peer, name)
 
     def _leaves(self, peer: int, name: int) -> None:
         if (known := self._known(peer, name)) is not None:
@@ -160,12 +167,6 @@ class GlooMessages:
         if self.device.type != "cpu":
             return None
         return (self.members[peer] if self.members else peer), name
-
-    def _name(self, peer: int) -> int:
-        """Returns the name of the next message to a process."""
-        name = self._sent[peer] % NAMES
-        self._sent[peer] += 1
-        return name
 
     def copied(self, queue: int, size: int) -> None:
         _copied(self.ends[queue], size)
@@ -194,7 +195,12 @@ class BatchedStepMessages:
     _arrivals: dict[int, Arrival] = field(default_factory=dict)  # by their place in the batch
     _works: Works = field(default_factory=lambda: deque([[]]))
 
-    def receive(self, queue: int, size: int, peer: int, into: Tensor | None = None) -> Arrival:
+    @property
+    def leaves_later(self) -> bool:
+        """Whether messages need no common order: here they do."""
+        return False
+
+    def receive(self, queue: int, size: int, peer: int, into: Tensor | None = None, relayed: bool = False) -> Arrival:
         data = torch.empty(size, dtype=torch.uint8, device=self.device) if into is None else into
         found = Arrival(data, [], note=self.times.notes.receives(queue, peer, size))
         end = self.ends[queue]
@@ -209,9 +215,14 @@ class BatchedStepMessages:
         self.times.notes.sends(queue, peer, data.numel())
         self._add(dist.P2POp(dist.isend, data, group=end.group, group_peer=peer), queue)
 
-    def pass_on(self, queue: int, arrival: Arrival, peer: int, part: slice = WHOLE, relays: bool = False) -> None:
-        assert not relays, "over NCCL nothing is relayed: what comes in a batch is there when the batch is"
-        self.send(queue, self.times.wait(queue, arrival.wait, of=arrival.of)[part], peer)
+    def pass_on(self, queue: int, coming: Coming, peer: int, part: slice = WHOLE) -> None:
+        self.send(queue, self.times.wait(queue, coming.wait, of=coming.of)[part], peer)
+
+    def relay(self, queue: int, arrival: Arrival, peer: int) -> Leaving:
+        raise NotImplementedError("over NCCL nothing is relayed: what comes in a batch is there when the batch is")
+
+    def keep(self, one: Leaving) -> None:
+        self._works[-1].append(one)
 
     def _add(self, one: dist.P2POp, queue: int) -> None:
         self._batch.append(one)
@@ -238,6 +249,15 @@ class BatchedStepMessages:
 
     def settle(self) -> None:
         _settled(self._works, self.times)
+
+
+def _next_name(counted: Counter[tuple[int, int]], peer: int, queue: int, relayed: bool) -> int:
+    """Returns the name of the next message to or from a process. Messages of different queues, and those that a process
+    passes on for others, are counted apart, as they leave in orders of their own."""
+    kind = 2 * queue + relayed
+    number = counted[peer, kind] % NAMES
+    counted[peer, kind] += 1
+    return kind * NAMES + number
 
 
 def _copied(end: Endpoint, size: int) -> None:

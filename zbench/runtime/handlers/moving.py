@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from zbench.runtime.handlers.formats import Fields, Format
-from zbench.runtime.handlers.messages import Arrival, StepMessages
+from zbench.runtime.handlers.messages import StepMessages
 from zbench.runtime.handlers.resting import Piece, Resting, Span
 from zbench.runtime.handlers.store import Key, Slab, Store
 from zbench.runtime.processes.board import Board
+from zbench.runtime.transport.arrivals import Arrival
 from zbench.step.elements import table_before
 from zbench.step.operations import QUEUES
 

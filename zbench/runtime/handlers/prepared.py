@@ -51,7 +51,8 @@ class PreparedStep:
             for at, layout in enumerate(step.layouts)
         )
         check_runs(step.encodings)
-        programs = machine.programs.of(step, process, holder, seconds, machine.lanes) if process < step.num_gpus else {}
+        how = seconds, machine.lanes, machine.messages.leaves_later
+        programs = machine.programs.of(step, process, holder, *how) if process < step.num_gpus else {}
         return PreparedStep(step, process, holder, programs, batches)
 
     @property

@@ -1,6 +1,7 @@
 """Runs a step on one process: its instructions in their one order, template after template, layer after layer.
 
 Receives are posted ahead, and what arrives is waited for where it is read, so that links work while a process computes.
+What leaves is waited for by nobody who computes: a sum that is added to on its way leaves once contributions have come.
 The order is the proven one on every process, so the earliest message that is not there can always go on.
 """
 
@@ -18,11 +19,11 @@ from zbench.runtime.handlers.encoded import EncodedCells, encoded_bytes
 from zbench.runtime.handlers.formats import WHOLE, Fields, Format, base_name
 from zbench.runtime.handlers.functions import merge_of
 from zbench.runtime.handlers.machine import BatchParts, StepMachine
-from zbench.runtime.handlers.messages import Arrival
 from zbench.runtime.handlers.prepared import PreparedStep, items_of
 from zbench.runtime.handlers.store import Slab, Store
 from zbench.runtime.processes.board import Board
 from zbench.runtime.steps.instructions import Cell, Cells, Compute, Exchange, Forget, Parcel, TemplateProgram
+from zbench.runtime.transport.arrivals import Arrival, Coming, Later
 from zbench.step.template import Encoding
 from zbench.step.tensor import NATURES, STATE
 
@@ -41,6 +42,7 @@ class StepRunner:
     where: str = ""
     kind: type[Store] = Store
     lost: dict[Lost, float] | None = None
+    _settles: bool = True  # the step under way
 
     def begin(self, prepared: PreparedStep, whole: Whole) -> None:
         """Puts parameters and optimizer state where a step begins with them, and gradients that are in host memory.
@@ -72,13 +74,15 @@ class StepRunner:
     def run(self, prepared: PreparedStep, settles: bool = True) -> None:
         """Runs a step. Collective: every process of its GPUs has to come here. settles: whether it ends when all
         messages have arrived, or leaves the last ones under way, to be waited for where they are read."""
-        messages = self.machine.messages
+        messages, self._settles = self.machine.messages, settles
         schedule, coming = tee(prepared.schedule())
         ahead, times = PostedAhead(messages, prepared, coming, self.stores), messages.times
         for program, one, layer in schedule:
             parts = prepared.batches[program.layout]
             if one is None:
-                self.machine.messages.turn()
+                self.board.wait()
+                messages.turn()
+                self.board.resume()
             elif isinstance(one, Compute):
                 self.board.say(f"{self.where}{program.name}, layer {layer}, {parts.layout.labels[one.formula]}")
                 before = times.turn_to(parts.seconds_for[one.formula])
@@ -97,7 +101,7 @@ class StepRunner:
             for store in self.stores.values():
                 store.settle()
             self.board.wait()
-            self.machine.messages.settle()
+            messages.settle()
             self.board.resume()
 
     def take(self, prepared: PreparedStep, name: str) -> list[Tensor]:
@@ -116,29 +120,25 @@ class StepRunner:
         notes = self.machine.messages.times.notes
         for parcel in one.sends:
             notes.turn_to(program, one.op, layer, parcel.src, parcel.dst)
-            under_way = self._coming(one, parcel, parts, layer)
-            message = under_way.data if under_way is not None else self._message(one, parcel, parts, layer)
+            coming = self._coming(one, parcel, parts, layer)
+            leaving = self._message(one, parcel, parts, layer) if coming is None else coming
             peers = parcel.shares or (parcel.peer,)
             for number, peer in enumerate(peers):
-                begin, end = share(message.numel(), number, len(peers))
+                begin, end = share(leaving.numel() if isinstance(leaving, Tensor) else leaving.size, number, len(peers))
                 if begin == end:  # of rows that routers choose there may be none, and no message then
                     continue
                 if parcel.shares:
                     notes.turn_to(program, one.op, layer, parcel.src, peer)
-                if under_way is not None:
-                    self.machine.messages.pass_on(one.purpose, under_way, peer, slice(begin, end))
+                if isinstance(leaving, Tensor):
+                    self.machine.messages.send(one.purpose, leaving[begin:end], peer)
                 else:
-                    self.machine.messages.send(one.purpose, message[begin:end], peer)
-        for relay, arrival in zip(one.relays, arrivals[len(one.receives) :], strict=True):
-            if arrival.data.numel():
-                notes.turn_to(program, one.op, layer, *relay.way[1:])
-                self.machine.messages.pass_on(one.purpose, arrival, relay.way[2], relays=True)
+                    self.machine.messages.pass_on(one.purpose, leaving, peer, slice(begin, end))
         self.machine.messages.posted()
-        for parcel, arrival in zip(one.receives, arrivals[: len(one.receives)], strict=True):
+        for parcel, arrival in zip(one.receives, arrivals, strict=True):
             cells, of = parcel.cells, parts.format(parcel.cells.tensor, layer + parcel.cells.layer)
-            coming = _Unpacked(self, one.purpose, of, cells, arrival, one.encoding)
-            slab = Slab(of, cells.first, cells.second, coming)
-            coming.slab, slab.coming = slab, None if one.encoding else arrival
+            unpacked = _Unpacked(self, one.purpose, of, cells, arrival, one.encoding)
+            slab = Slab(of, cells.first, cells.second, unpacked)
+            unpacked.slab, slab.coming, slab.encoded = slab, arrival, one.encoding is not None
             self._arrive(one, parcel, parts, layer, slab)
         for parcel in one.copies:
             cells, of = parcel.cells, parts.format(parcel.cells.tensor, layer + parcel.cells.layer)
@@ -151,14 +151,26 @@ class StepRunner:
             notes.turn_to(program, one.op, layer, parcel.src, parcel.dst)
             self.machine.messages.copied(one.purpose, encoded_bytes(of, lists, one.encoding))
 
-    def _coming(self, one: Exchange, parcel: Parcel, parts: BatchParts, layer: int) -> Arrival | None:
-        """Returns the message that is on its way here with just what a parcel carries, None where there is none."""
-        cells = parcel.cells
-        if one.takes or one.encoding is not None or not cells.pairs():
+    def _coming(self, one: Exchange, parcel: Parcel, parts: BatchParts, layer: int) -> Coming | None:
+        """Returns what a parcel carries where that is on its way here: the message that brings just this, or what is
+        put together once several have come; None where it is there, or has to be waited for."""
+        cells, layer = parcel.cells, layer + parcel.cells.layer
+        if one.encoding is not None or not cells.pairs():
             return None
-        slab = self.stores[parcel.src].slab(parts.key(cells.tensor, layer + cells.layer), cells.pairs()[0])
-        found: Arrival | None = slab.under_way(cells.first, cells.second)
-        return found
+        key, store = parts.key(cells.tensor, layer), self.stores[parcel.src]
+        if not one.takes:
+            found: Arrival | None = store.slab(key, cells.pairs()[0]).under_way(cells.first, cells.second)
+            if found is not None:
+                return found
+        # A sum that is left under way when the step ends is waited for: else what is added to it would stay that long.
+        if not (self.machine.messages.leaves_later and self._settles):
+            return None
+        of = parts.format(cells.tensor, layer)
+        later = store.leaving(key, of, cells.first, cells.second, one.takes)
+        if later is None:
+            return None
+        needs, fields = later
+        return Later(needs, lambda: of.packed(fields()), of.num_bytes(cells.first, cells.second))
 
     def _message(self, one: Exchange, parcel: Parcel, parts: BatchParts, layer: int) -> Tensor:
         """Returns what a parcel carries as bytes."""
@@ -217,9 +229,11 @@ class _Unpacked:
 
     def __call__(self) -> Fields:
         board, times = self.runner.board, self.runner.machine.messages.times
-        board.wait()
-        message = times.wait(self.purpose, self.arrival.wait, self.arrival.name, self.arrival.of)
-        board.resume()
+        if not self.arrival.is_here:  # as it is for a thread that sends it on, which waits for it before
+            board.wait()
+            times.wait(self.purpose, self.arrival.wait, self.arrival.name, self.arrival.of)
+            board.resume()
+        message = self.arrival.data
         times.arrived()
         lists = self.cells.first, self.cells.second
         if self.encoding is not None:

@@ -10,6 +10,7 @@ cells without a row are not there, and nobody misses them.
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from threading import Lock
 from typing import Any, ClassVar
 
 import torch
@@ -26,11 +27,15 @@ class Lacking(RuntimeError):
 
 
 class Slab:
-    """Cells in one piece. make: gives the fields when they are first read. there: the fields, None until then. carried:
-    what they have arrived in where it was encoded, so that it can be sent on as it is. coming: the message that brings
-    them as they lie. gone: how many of the cells were let go, or are in another slab now."""
+    """Cells in one piece, which any thread may read. make: gives the fields when they are first read. there: the
+    fields, None until then. coming: the message that brings them; encoded: whether it does so in fewer bits. carried:
+    what they have arrived in then, so that it can be sent on as it is. gone: how many of the cells were let go, or are
+    in another slab now."""
 
-    __slots__ = ("_joins", "_make", "_source", "carried", "coming", "first", "format", "gone", "second", "there")
+    __slots__ = (
+        "_joins", "_lock", "_make", "_source", "carried", "coming", "encoded", "first", "format", "gone", "second",
+        "there",
+    )  # fmt: skip
 
     def __init__(
         self, of: Format, first: Parts, second: Parts, make: Callable[[], Fields], source: "Slab | None" = None
@@ -40,7 +45,9 @@ class Slab:
         self.there: Fields | None = None
         self.carried: Any = None
         self.coming: Any = None
+        self.encoded = False
         self.gone = 0
+        self._lock = Lock()
 
     @staticmethod
     def of(given: Format, first: Parts, second: Parts, fields: Fields) -> "Slab":
@@ -63,14 +70,26 @@ class Slab:
     @property
     def fields(self) -> Fields:
         """The fields, complete."""
-        if self.there is None:
-            found = self._make()
-            for other, merge in self._joins:
-                found = merge(found, other.fields)
-            self._joins, self._source = [], None
-            self._make = lambda: found
-            self.there = found
-        return self.there
+        if (there := self.there) is not None:
+            return there
+        with self._lock:
+            if self.there is None:
+                found = self._make()
+                for other, merge in self._joins:
+                    found = merge(found, other.fields)
+                self._joins, self._source = [], None
+                self._make = lambda: found
+                self.there = found
+            return self.there
+
+    def arrivals(self) -> list[Any]:
+        """Returns the messages that the fields wait for."""
+        if self.there is not None:
+            return []
+        found = [] if self.coming is None or self.coming.is_here else [self.coming]
+        if self._source is not None:
+            found += self._source.arrivals()
+        return found + [arrival for other, _ in self._joins for arrival in other.arrivals()]
 
     def pieces(self) -> dict[int, int]:
         """Returns the bytes of the pieces of memory that the cells lie in, by their address, and where they are not all
@@ -93,8 +112,8 @@ class Slab:
         return not self.gone and self.first == first and self.second == second
 
     def under_way(self, first: Parts, second: Parts) -> Any:
-        """Returns the message that brings just these cells, if it was not waited for yet; else None."""
-        is_all = self.there is None and not self._joins and self.has_just(first, second)
+        """Returns the message that brings just these cells as they lie, if it was not waited for yet; else None."""
+        is_all = self.there is None and not self._joins and not self.encoded and self.has_just(first, second)
         return self.coming if is_all else None
 
     def settle(self) -> None:
@@ -261,18 +280,34 @@ class Store:
             own.join(mine, merge)
             held[a, b] = own
 
+    def leaving(
+        self, key: Key, of: Format, first: Parts, second: Parts, takes: bool
+    ) -> tuple[list[Any], Callable[[], Fields]] | None:
+        """Returns the messages that the fields of some cells wait for, and what gives the fields then, in any thread;
+        None where they wait for none. takes: whether they leave the place, which then has them no more."""
+        cells = of.pairs(first, second)
+        slabs = [self.slab(key, cell) for cell in cells]
+        needs = [arrival for slab in {id(one): one for one in slabs}.values() for arrival in slab.arrivals()]
+        if not needs:
+            return None
+        whole = self.just(key, of, first, second)
+        if takes:
+            self.forget(key, cells, settles=False)
+        return needs, (lambda: whole.fields) if whole else partial(self._together, of, slabs, first, second)
+
     def take(self, key: Key, of: Format, first: Parts, second: Parts) -> Fields:
         """Returns the fields of cells that leave the place."""
         found = self.read(key, of, first, second)
         self.forget(key, of.pairs(first, second))
         return found
 
-    def forget(self, key: Key, cells: Sequence[Cell]) -> None:
-        """Lets cells go."""
+    def forget(self, key: Key, cells: Sequence[Cell], settles: bool = True) -> None:
+        """Lets cells go. settles: when what is on its way to them has come, for which else somebody else waits."""
         held, cut = self.held.get(key, {}), dict[int, Slab]()
         for cell in cells:
             slab = held.get(cell) or self.slab(key, cell)
-            slab.settle()
+            if settles:
+                slab.settle()
             del held[cell]
             slab.gone += 1
             cut[id(slab)] = slab
@@ -291,9 +326,21 @@ class Store:
         first, second = _lists_of(left)
         if not left or of.pairs(first, second) != left:
             return
-        if 2 * of.num_bytes(first, second) <= of.num_bytes(slab.first, slab.second):
+        if 2 * of.num_bytes(first, second) > of.num_bytes(slab.first, slab.second):
+            return
+        if slab.there is not None:
             fields = tuple(one.clone() for one in self.read(key, of, first, second))
             self.put(key, Slab.of(of, first, second, fields), over=True)
+            return
+        apart = Slab(of, first, second, partial(self._copied, slab, (first, second)), slab)
+        slab.gone += len(left)
+        held.update((cell, apart) for cell in left)
+
+    def _copied(self, slab: Slab, lists: tuple[Parts, Parts]) -> Fields:
+        """Returns a copy of the fields of some cells of a slab."""
+        of = slab.format
+        found = self._together(of, [slab] * len(of.pairs(*lists)), *lists)
+        return tuple(one.clone() for one in found)
 
     def set_aside(self, keys: Collection[Key]) -> Held:
         """Takes whole tensors out of the store as they are, without waiting for what is on its way to them."""

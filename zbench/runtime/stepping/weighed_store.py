@@ -55,10 +55,10 @@ class WeighedStore(Store):
         self._changed.add(key)
         self._note()
 
-    def forget(self, key: Key, cells: Sequence[Cell]) -> None:
+    def forget(self, key: Key, cells: Sequence[Cell], settles: bool = True) -> None:
         """Lets cells go, as zbench.runtime.handlers.store.Store does."""
         self._changed.add(key)
-        super().forget(key, cells)
+        super().forget(key, cells, settles)
 
     def set_aside(self, keys: Collection[Key]) -> Held:
         """Takes tensors out, as zbench.runtime.handlers.store.Store does."""

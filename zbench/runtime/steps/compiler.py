@@ -50,11 +50,12 @@ def compile_template(
     where: Sequence[int],
     seconds: Floats | None = None,
     lanes: Lanes | None = None,
+    apart: bool = False,
 ) -> TemplateProgram:
     """Returns a template's instructions for a process. holder: the process of every place; where: the place that each
     one is that the template may name, as of zbench.step.template.Step.where. seconds: of its operations, that computes
     take a paced device; None: none is paced. lanes: over which processes spread transfers as operations say; None: all
-    go straight from end to end."""
+    go straight from end to end. apart: as of zbench.runtime.steps.early."""
     made = _Compiler(step, template, process, holder, where, lanes)
     needs, leaves = (made.held_items(items) for items in (template.needs, template.leaves))
     if not needs and not leaves and not made.takes_part():
@@ -63,7 +64,8 @@ def compile_template(
     each = [0.0] * len(table) if seconds is None else seconds.tolist()
     rows = enumerate(zip(table.tolist(), each, strict=True))
     found = [one for number, (row, took) in rows for one in made.instructions(number, row, took)]
-    return TemplateProgram(template.name, template.layout, with_last_uses(with_early_exchanges(found), needs, leaves))
+    ordered = with_early_exchanges(found, apart)
+    return TemplateProgram(template.name, template.layout, with_last_uses(ordered, needs, leaves))
 
 
 @dataclass
@@ -204,7 +206,8 @@ class _Compiler:
                     for part, way in enumerate(ways):
                         if self.process in way:
                             at = way.index(self.process)
-                            relays.append(RelayedShare(whole, part, len(ways), (way[at - 1], way[at], way[at + 1])))
+                            passed = way[at - 1], way[at], way[at + 1]
+                            relays.append(RelayedShare(whole, part, len(ways), passed, at == 1))
         takes = kind in (MOVE, REDUCE)
         encoding = self.step.encodings[row[10]] if row[10] >= 0 else None
         purpose = int(PURPOSE_OF[kind, row[8]])
@@ -264,12 +267,14 @@ def compile_step(
     holder: Sequence[int],
     seconds: Sequence[Floats | None] = (),
     lanes: Lanes | None = None,
+    apart: bool = False,
 ) -> Programs:
     """Returns the instructions of all templates of a step for a process, for every start that they are played from.
-    seconds: of each template, as of compile_template; (): no device is paced. lanes: as of compile_template."""
+    seconds: of each template, as of compile_template; (): no device is paced. lanes, apart: as of
+    compile_template."""
     return {
         (number, start): compile_template(
-            step, step.templates[number], process, holder, where, seconds[number] if seconds else None, lanes
+            step, step.templates[number], process, holder, where, seconds[number] if seconds else None, lanes, apart
         )
         for (number, start), where in starts_of(step).items()
     }

@@ -59,12 +59,14 @@ class Parcel:
 @dataclass(frozen=True, slots=True)
 class RelayedShare:
     """A share of a parcel that a process passes on for others. part, parts: which of how many; way: the processes that
-    it comes from, is passed on by and goes to."""
+    it comes from, is passed on by and goes to. is_first: whether it comes from where the parcel does, and was not
+    passed on before."""
 
     cells: Cells
     part: int
     parts: int
     way: tuple[int, int, int]
+    is_first: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,10 @@ class KeptPrograms:
         holder: Sequence[int],
         seconds: Sequence[Floats | None] = (),
         lanes: Lanes | None = None,
+        apart: bool = False,
     ) -> Programs:
         """Returns the instructions of all templates of a step for a process, for every start that they are played
-        from, as compile_step does, which makes all of them. seconds, lanes: as of compile_step."""
+        from, as compile_step does, which makes all of them. seconds, lanes, apart: as of compile_step."""
         layouts = [_digest(_of_layout(one)) for one in step.layouts]
         encodings = str(step.encodings).encode()
         told = [_digest((encodings, layouts[one.layout], *_of_template(one))) for one in step.templates]
@@ -48,9 +49,19 @@ class KeptPrograms:
             template = step.templates[number]
             pace = seconds[number] if seconds else None
             paced = b"" if pace is None else pace.tobytes()
-            key = (template.name, template.layout, process, tuple(holder), tuple(where), told[number], paced, lanes)
+            key = (
+                template.name,
+                template.layout,
+                process,
+                tuple(holder),
+                tuple(where),
+                told[number],
+                paced,
+                lanes,
+                apart,
+            )
             if key not in self._kept:
-                self._kept[key] = compile_template(step, template, process, holder, where, pace, lanes)
+                self._kept[key] = compile_template(step, template, process, holder, where, pace, lanes, apart)
                 self._size += len(self._kept[key].instructions)
             self._kept.move_to_end(key)
             found[number, start] = self._kept[key]
