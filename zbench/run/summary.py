@@ -15,6 +15,7 @@ from zbench.record.record import Run
 from zbench.record.rows import label
 from zbench.record.words import cluster_words, convention_words
 from zbench.run.cases import RunCase
+from zbench.run.notes.strategy import idle_stages, in_one_level, untrained_router
 from zbench.run.open_layers import open_words
 from zbench.run.parts import Parts
 from zbench.run.settings import PRECISIONS, Settings
@@ -42,6 +43,7 @@ def about_words(own: RunCase, parts: Parts, done: Sequence[Run]) -> list[str]:
         _other_parallelism(done) + _without_pipelines(own) + _kept_for_the_step(own, done) + _in_one_level(own, parts)
     )
     chosen += open_words(parts) + _across_steps(done) + _too_wide(done) + _idle_stages(own, done)
+    chosen += untrained_router(parts.model)
     if parts.simulated:
         return [f"SIMULATED on {where}. Nothing here was measured on hardware.", *chosen]
     measured = f"MEASURED, executor {own.start['config']['choices']['executor']}; plans made for {where}."
@@ -106,12 +108,7 @@ def _idle_stages(own: RunCase, done: Sequence[Run]) -> list[str]:
     count = asked.get("micro_batches", 1)
     chooses = isinstance(system := undealt(own.system), PlansStages) and system.plans_stages
     most = max((step.get("num_micro_batches", 0) for run in done[-1:] for step in run.steps), default=0)
-    if chooses or not most == count < stages:
-        return []
-    return [
-        f"{with_noun(count, 'micro-batch')} for {stages} stages: at any time {stages - count} or more of them wait; "
-        f"model.micro_batches={stages} or more fill the pipeline."
-    ]
+    return [] if chooses or most != count else idle_stages(count, stages)
 
 
 def _other_parallelism(done: Sequence[Run]) -> list[str]:
@@ -192,13 +189,7 @@ def _in_one_level(own: RunCase, parts: Parts) -> list[str]:
         return []
     parallel = config["parallel"]
     degree = parallel["expert_parallel"] * parallel.get("expert_tensor_parallel", 1)
-    each = parts.cost.gpus.cluster.gpus_per_node
-    if degree > each:
-        return []
-    return [
-        f"experts.dispatch={dispatch}: each group's {degree} GPUs of experts are in one node of {each}, "
-        f"so rows go as with {FLAT}."
-    ]
+    return in_one_level(dispatch, degree, parts.cost.gpus.cluster.gpus_per_node)
 
 
 def _not_counted(parts: Parts) -> list[str]:
