@@ -1,5 +1,6 @@
-"""Sentences on a strategy that does less than its words say: stages that wait, rows that go in one level, a router that
-learns nothing, degrees of a model's yaml that a choice has replaced. Plain data: zbench.run reads it off a run."""
+"""Sentences on a strategy that does less than its words say: stages that wait, numbers of micro-batches that nobody
+takes, rows that go in one level, tokens that go nowhere, a router that learns nothing, degrees of a model's yaml that a
+choice has replaced. Plain data: zbench.run reads it off a run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +19,31 @@ def idle_stages(micro_batches: int, stages: int) -> list[str]:
     return [
         f"{with_noun(micro_batches, 'micro-batch')} for {stages} stages: at any time {stages - micro_batches} or more "
         f"of them wait; model.micro_batches={stages} or more fill the pipeline."
+    ]
+
+
+def unused_micro_batches(asked: int, found: int, stages: int, system: str) -> list[str]:
+    """Says so where a job's number of micro-batches is another one's to choose.
+
+    asked: model.micro_batches. found: the most of a step's. system: its name, which chooses it itself where there are
+    stages.
+    """
+    if asked == 1 or asked == found:
+        return []
+    chooses = f"{system} chooses" if stages > 1 else "without stages a system chooses"
+    return [f"model.micro_batches is {asked}, and {chooses} a number by itself, which is {found} at most here."]
+
+
+def unmoved_tokens(skew: float, degree: int) -> list[str]:
+    """Says so where a simulated run makes some experts popular and every GPU has all experts.
+
+    degree: GPUs that hold all experts of a layer together.
+    """
+    if not skew or degree > 1:
+        return []
+    return [
+        f"experts.skew is {skew:g}, and every GPU has all experts: no token goes to another one, so nothing above "
+        "depends on it; parallel.expert_parallel above 1 has tokens go."
     ]
 
 
