@@ -32,9 +32,12 @@ from zbench.step.passes.rounds.order import under_way
         ({"method": SLOWMO, "mixing": 0.5}, "sync.mixing is 0.5; sync=slowmo takes 0.0"),
         (
             {"method": STREAMING_DILOCO, "steps": 4, "fragments": 5},
-            "sync.fragments is 5; it takes a whole number from 1 to 4",
+            "sync.fragments is 5; with sync.steps=4 it takes a whole number from 1 to 4",
         ),
-        ({"method": STREAMING_DILOCO, "steps": 4, "delay": 4}, "sync.delay is 4; it takes a whole number from 0 to 3"),
+        (
+            {"method": STREAMING_DILOCO, "steps": 4, "delay": 4},
+            "sync.delay is 4; with sync.steps=4 it takes a whole number from 0 to 3",
+        ),
         (
             {"method": STREAMING_DILOCO, "mixing": 1.0},
             "sync.mixing is 1.0; it takes a number of at least 0 and below 1",

@@ -54,10 +54,11 @@ def test_measured_runs_say_which_waits_of_plans_nobody_did(system: dict[str, Any
         "nics_per_node": 1,
         "nic_bandwidth": 1e9,
     }
-    config = {"system": system, "choices": {"executor": "torch"}, "experts": {"dispatch": "flat"}}
+    config = {"system": system, "choices": {"executor": "torch"}, "experts": {"dispatch": "flat"}, "parallel": {}}
     start = {"config": config, "facts": facts}
     own: Any = SimpleNamespace(start=start, system=object(), parts=SimpleNamespace(pipelines=False))
-    parts: Any = SimpleNamespace(simulated=simulated, executor=None, nothing_fits=False, open_layers=())
+    model = SimpleNamespace(num_experts=1)
+    parts: Any = SimpleNamespace(simulated=simulated, executor=None, nothing_fits=False, open_layers=(), model=model)
     found = [line for line in about_words(own, parts, []) if "no rank waits" in line]
     assert [line.startswith(told) for line in found] == ([True] if told else [])
 
@@ -149,6 +150,69 @@ def test_a_pipeline_that_is_never_full_is_told(
 ) -> None:
     found = said([*words, "parallel.pipeline_parallel=2", "sharding=zero1"], tmp_path, monkeypatch, capsys)
     assert ("fill the pipeline" in found) == bool(told)
+    assert told in found
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["model.experts_per_token=1"],
+            "model.gate softmax: a token's share of its one expert is always 1, so routers",
+        ),
+        (["model.experts_per_token=2"], ""),
+    ],
+)
+def test_a_router_that_learns_nothing_is_told(
+    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = said(["system=ring", "model.num_experts=4", *words], tmp_path, monkeypatch, capsys)
+    assert ("learn nothing" in found) == bool(told)
+    assert told in found
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["parallel=tp8"],
+            "parallel=tp8 takes its place: parallel.pipeline_parallel is 1; parallel.pipeline_parallel=4",
+        ),
+        ([], ""),
+    ],
+)
+def test_degrees_of_a_model_s_yaml_that_a_choice_has_replaced_are_told(
+    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["steps=1", "tokens_per_gpu=512", "baseline=null", "tracker=none", "system=ring", "model.num_layers=4"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["zbench", "model=llama_7b_pp4", *small, *words, "out=r.jsonl"])
+    assert __main__.main() == 0
+    found = " ".join(capsys.readouterr().out.split())
+    assert ("model=llama_7b_pp4 chooses parallel=pp4, and" in found) == bool(told)
+    assert told in found
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["system=ring", "model.micro_batches=4"],
+            "and without stages a system chooses a number by itself, which is 1",
+        ),
+        (
+            ["system=bytescale", "parallel.pipeline_parallel=2", "model.micro_batches=64"],
+            "and bytescale chooses a number",
+        ),
+        (["system=ring", "model.num_experts=4", "experts.skew=1.5"], "experts.skew is 1.5, and every GPU has all"),
+        (["system=ring", "model.num_experts=4", "experts.skew=1.5", "experts.capacity=1.25"], ""),
+    ],
+)
+def test_keys_without_an_effect_are_told(
+    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = said([*words, "sharding=zero1"], tmp_path, monkeypatch, capsys)
+    assert ("by itself" in found or "experts.skew is" in found) == bool(told)
     assert told in found
 
 

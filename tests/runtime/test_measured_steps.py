@@ -184,8 +184,25 @@ def test_a_gpu_does_one_thing_at_a_time_and_a_message_ends_after_it_began(tmp_pa
             by_track.setdefault((one["pid"], one["tid"]), []).append((one["ts"], one["ts"] + one["dur"]))
     for spans in by_track.values():
         assert all(begin >= end - 0.002 for (_, end), (begin, _) in pairwise(sorted(spans)))  # rounded to 0.001
-    named = {(one["pid"], one["tid"]) for one in written if one["name"] == "thread_name"}
-    assert named == by_track.keys()  # every GPU and link of this step has something
+    named = {(one["pid"], one["tid"]): one["args"]["name"] for one in written if one["name"] == "thread_name"}
+    assert named.keys() == by_track.keys()  # every GPU and link of this step has something
+    assert len({*named.values()}) == len(named)  # a link has one track, whatever is posted for it at once
+
+
+def test_a_message_is_drawn_from_when_it_can_first_move(tmp_path: Path) -> None:
+    """From when both ends had posted it, or from when the message before it was there on one of its links."""
+    measured(cost_of(2, 2, sharding="zero3"), tmp_path / "m.json")
+    tracks = {
+        name: sorted(every, key=lambda one: (one["ts"], one["dur"]))
+        for name, every in tracks_of(tmp_path / "m.json").items()
+        if name.endswith(("sends", "receives"))
+    }
+    ends = {round(one["ts"] + one["dur"], 3) for every in tracks.values() for one in every}
+    for every in tracks.values():
+        late = [one for one in every if one["ts"] > one["args"]["posted by both ends, us"]]
+        assert 0 < len(late) < len(every)
+        assert {one["ts"] for one in late} <= ends
+        assert all(one["ts"] == one["args"]["posted by both ends, us"] for one in every if one not in late)
 
 
 def test_nothing_is_noted_where_no_trace_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

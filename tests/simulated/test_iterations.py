@@ -169,7 +169,6 @@ def test_chunked_prefill_is_an_engine_of_a_job() -> None:
 @pytest.mark.parametrize(
     ("cluster", "job", "told"),
     [
-        ("a800_2x8", {}, "cluster a800_2x8 has no cluster.host_bandwidth; seesaw brings weights"),
         ("a100_80g_16x8", {"host_kv": 2.0**39}, "job.host_kv is 512 GiB a GPU; with weights a node takes 4109 GiB"),
         ("a100_80g_16x8", {"generate_pipeline": 4}, "job.generation_engine is seesaw and a replica takes 16 GPUs; its"),
         ("a100_80g_16x8", {"generate_tensor": 3}, "job.generate_tensor is 3; it has to divide num_heads=32"),
@@ -179,6 +178,13 @@ def test_two_layouts_that_cannot_be_are_refused(cluster: str, job: dict[str, Any
     cost = Cost(cluster=cluster_named(cluster, {"num_nodes": 2}), model=model_named("llama_7b", {}))
     with pytest.raises(ValueError, match=f"^{told}"):
         JobGeneration.of(RolloutJob("grpo", **{**SEESAW, **job}), cost)
+
+
+def test_two_layouts_take_a_link_to_hosts() -> None:
+    none = {"host_bandwidth": None, "host_efficiency": None, "host_latency": None}
+    cost = Cost(cluster=replace(cluster_named("a800_2x8", {}), **none), model=model_named("llama_7b", {}))
+    with pytest.raises(ValueError, match=r"^cluster a800_2x8 has no cluster\.host_bandwidth; seesaw brings weights"):
+        JobGeneration.of(RolloutJob("grpo", **SEESAW), cost)
 
 
 def test_streamed_scores_beside_generation_and_is_on_policy() -> None:

@@ -27,7 +27,9 @@ from zbench.describe.checks import (
 from zbench.describe.degrees import NESTED, WORLD, ShardDegrees, degrees_of
 from zbench.describe.layers.on_hosts import AS_GRADIENTS_COME, NOWHERE, HostUse
 from zbench.describe.model import (
+    ACTIVATIONS,
     AUTO,
+    INPUTS,
     OFFLOAD,
     RECOMPUTE,
     SHARDING,
@@ -192,7 +194,7 @@ class TrainingMemory(HostUse):
         if self.offload in WITH_INPUTS and granularity != FULL:
             raise ValueError(
                 f"{told} recompute.granularity {granularity}; a layer has to keep nothing but its input, so it takes "
-                f"recompute={FULL}"
+                f"recompute={FULL}, or memory.offload={self.offload.replace(INPUTS, ACTIVATIONS)}, all that layers keep"
             )
         for key, value, other in (
             ("offload_layers", self.offload_layers, "a number"),

@@ -95,8 +95,12 @@ class RoundSync:
             if getattr(self, name) != fixed:
                 told = "null" if fixed is None else fixed
                 raise ValueError(f"sync.{name} is {getattr(self, name)}; sync={self.method} takes {told}")
-        check_whole_number("sync.fragments", self.fragments, 1, self.steps)  # at most one after a step
-        check_whole_number("sync.delay", self.delay, 0, self.steps - 1)  # it is there before the next one is sent
+        # at most one fragment after a step, which is there before the next one is sent
+        for name, least, most in (("fragments", 1, self.steps), ("delay", 0, self.steps - 1)):
+            check_whole_number(f"sync.{name}", given := getattr(self, name), least)
+            if given > most:
+                takes = f"{least}" if most == least else f"a whole number from {least} to {most}"
+                raise ValueError(f"sync.{name} is {given}; with sync.steps={self.steps} it takes {takes}")
 
     @property
     def in_rounds(self) -> bool:

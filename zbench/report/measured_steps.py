@@ -16,9 +16,10 @@ def is_of_whole_steps(events: Sequence[Event]) -> bool:
 
 def measured_step_timeline(events: Sequence[Event], blocks: TokenBlocks, num_gpus: int) -> Table | None:
     """Makes the table that zbench.report.inside.timeline makes, of what the ranks noted; None where there are more than
-    MOST_EVENTS events. A link's lanes are one track. blocks: by which attends name what they are about.
+    MOST_EVENTS events. A link's lanes, which traces of before have, are one track.
 
-    num_gpus: of the cluster; places after them are memories of nodes.
+    blocks: by which attends name what they are about. num_gpus: of the cluster; places after them are memories of
+    nodes.
     """
     drawn = [event for event in events if event["ph"] == "X"]
     if len(drawn) > MOST_EVENTS:

@@ -50,6 +50,11 @@ class Presets:
         """Returns what the groups of a strategy say where nothing but a model is chosen, whose yaml may choose some."""
         return strategy_words(plain_strategy(self._config(name, *([f"model={model}"] if model else []))))
 
+    def chosen_by_model(self, name: str, model: str | None, group: str) -> str:
+        """Returns which choice of a strategy's group there is where nothing but a model is chosen."""
+        config = self._config(name, *([f"model={model}"] if model else []))
+        return str(config.hydra.runtime.choices[group])
+
     def compose_together(self, name: str, choices: Mapping[str, str | None]) -> None:
         """Composes those of the groups' choices that have not been composed, all at once: `plain` finds them then.
 

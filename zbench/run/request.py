@@ -17,6 +17,7 @@ from zbench.interfaces.published import VARIANT, check_variant, published_keys, 
 from zbench.record.renamed import old_key
 from zbench.record.rows import GROUPS
 from zbench.run.checks.yaml_units import check_units
+from zbench.run.notes.strategy import replaced_degrees
 from zbench.run.presets import Presets, plain_strategy
 from zbench.run.settings import Settings
 from zbench.run.target import keys_and_published
@@ -34,6 +35,7 @@ class Request:
     baseline_changes: keys of the baseline's system that differ from its yaml.
     group: what trackers know all runs of the command by, or of the experiment.
     unpublished: why a variant was asked for that the system has not; "" where it has.
+    replaced: sentences on what a model's yaml chooses and another choice has replaced.
     chooses_tracker: tracker=auto was asked for; the configuration and the choices have what it came to.
     """
 
@@ -48,6 +50,7 @@ class Request:
     unchosen: Sequence[str] = ()
     baseline_changes: Mapping[str, Any] = field(default_factory=dict)
     unpublished: str = ""
+    replaced: Sequence[str] = ()
 
 
 def request(config: DictConfig, command: str, command_id: str, presets: Presets) -> Request:
@@ -78,7 +81,12 @@ def request(config: DictConfig, command: str, command_id: str, presets: Presets)
         words = {one.removeprefix(f"{group}/").removeprefix(f"{group}@{group}."): word for one, word in inner.items()}
         changes[group] = {**_differences(config.get(group), plain), **words}
     changes["system"] = _told(changes["system"], config["system"])
-    changes["model"] = _with_strategy(changes["model"], config, presets.strategy(name, choices.get("model")))
+    usual = presets.strategy(name, choices.get("model"))
+    changes["model"] = _with_strategy(changes["model"], config, usual)
+    own = presets.chosen_by_model(name, choices.get("model"), "parallel")
+    replaced = replaced_degrees(
+        str(choices.get("model")), own, usual, str(choices.get("parallel")), plain_strategy(config)["parallel"]
+    )
     chooses_tracker = choices.get("tracker") == "auto"
     if chooses_tracker:
         choices["tracker"] = installed_choice()
@@ -102,6 +110,7 @@ def request(config: DictConfig, command: str, command_id: str, presets: Presets)
         unchosen,
         baseline_changes,
         unpublished,
+        replaced,
     )
 
 

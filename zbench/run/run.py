@@ -88,7 +88,7 @@ def run_with_baseline(request: Request, earlier: Iterable[Run] = (), sweep: Swee
     finally:
         writer.close()
     done += [known] if known else []
-    about = about_words(own, parts, done)
+    about = [*about_words(own, parts, done), *request.replaced]
     if played and (request.chooses_tracker or not isinstance(parts.tracker, Nothing)):
         about.append(tracker_words(parts.tracker, str(request.choices.get("tracker"))))
     if sweep is not None:

@@ -1,9 +1,10 @@
 """Sentences below a run's table: where its figures come from, whether they count, and where they are kept."""
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 from zbench.describe.degrees import ShardDegrees
-from zbench.describe.expert_schedule import FLAT
+from zbench.describe.expert_schedule import DROPLESS, FLAT
 from zbench.describe.layers.on_hosts import ACROSS_STEPS
 from zbench.describe.overlap import USUAL
 from zbench.describe.units import with_noun
@@ -15,6 +16,13 @@ from zbench.record.record import Run
 from zbench.record.rows import label
 from zbench.record.words import cluster_words, convention_words
 from zbench.run.cases import RunCase
+from zbench.run.notes.strategy import (
+    idle_stages,
+    in_one_level,
+    unmoved_tokens,
+    untrained_router,
+    unused_micro_batches,
+)
 from zbench.run.open_layers import open_words
 from zbench.run.parts import Parts
 from zbench.run.settings import PRECISIONS, Settings
@@ -41,7 +49,8 @@ def about_words(own: RunCase, parts: Parts, done: Sequence[Run]) -> list[str]:
     chosen += (
         _other_parallelism(done) + _without_pipelines(own) + _kept_for_the_step(own, done) + _in_one_level(own, parts)
     )
-    chosen += open_words(parts) + _across_steps(done) + _too_wide(done) + _idle_stages(own, done)
+    chosen += open_words(parts) + _across_steps(done) + _too_wide(done) + _micro_batches(own, done)
+    chosen += untrained_router(parts.model) + _skew(own, parts)
     if parts.simulated:
         return [f"SIMULATED on {where}. Nothing here was measured on hardware.", *chosen]
     measured = f"MEASURED, executor {own.start['config']['choices']['executor']}; plans made for {where}."
@@ -100,18 +109,15 @@ def _too_wide(done: Sequence[Run]) -> list[str]:
     return lines
 
 
-def _idle_stages(own: RunCase, done: Sequence[Run]) -> list[str]:
-    """Says so where a key has fewer micro-batches go through a pipeline than it has stages."""
+def _micro_batches(own: RunCase, done: Sequence[Run]) -> list[str]:
+    """Says so where a key has fewer micro-batches go through a pipeline than it has stages, or none."""
     stages, asked = own.start["facts"].get("pipeline_parallel", 1), own.start["config"].get("model", {})
     count = asked.get("micro_batches", 1)
     chooses = isinstance(system := undealt(own.system), PlansStages) and system.plans_stages
     most = max((step.get("num_micro_batches", 0) for run in done[-1:] for step in run.steps), default=0)
-    if chooses or not most == count < stages:
-        return []
-    return [
-        f"{with_noun(count, 'micro-batch')} for {stages} stages: at any time {stages - count} or more of them wait; "
-        f"model.micro_batches={stages} or more fill the pipeline."
-    ]
+    if chooses or stages == 1:
+        return [] if own.start.get("chosen") or not most else unused_micro_batches(count, most, stages, own.name)
+    return idle_stages(count, stages) if most == count else []
 
 
 def _other_parallelism(done: Sequence[Run]) -> list[str]:
@@ -184,6 +190,16 @@ def _notes(run: Run) -> list[Mapping[str, object]]:
     return [note for step in run.steps for note in step.get("plan_notes") or []]
 
 
+def _skew(own: RunCase, parts: Parts) -> list[str]:
+    """Says so where some experts are popular and no token goes to them; measured, ranks compute the rows that come."""
+    config = own.start["config"]
+    experts = config["experts"]
+    if not parts.simulated or experts.get("capacity", DROPLESS) != DROPLESS:  # which has some dropped
+        return []
+    degree = prod(config["parallel"].get(key, 1) for key in ("expert_parallel", "expert_tensor_parallel"))
+    return unmoved_tokens(experts.get("skew", 0), degree)
+
+
 def _in_one_level(own: RunCase, parts: Parts) -> list[str]:
     """Says so where rows were to go in two steps, and no group of experts has several nodes."""
     config = own.start["config"]
@@ -192,13 +208,7 @@ def _in_one_level(own: RunCase, parts: Parts) -> list[str]:
         return []
     parallel = config["parallel"]
     degree = parallel["expert_parallel"] * parallel.get("expert_tensor_parallel", 1)
-    each = parts.cost.gpus.cluster.gpus_per_node
-    if degree > each:
-        return []
-    return [
-        f"experts.dispatch={dispatch}: each group's {degree} GPUs of experts are in one node of {each}, "
-        f"so rows go as with {FLAT}."
-    ]
+    return in_one_level(dispatch, degree, parts.cost.gpus.cluster.gpus_per_node)
 
 
 def _not_counted(parts: Parts) -> list[str]:

@@ -2,9 +2,11 @@
 what ranks noted (zbench.runtime.clocks.step_notes). No torch.
 
 Tracks are those of simulated traces. A GPU has its computes, each from when its operands were there, and its waits. A
-message is on the links at both of its ends, from when it was posted to when the receiver found it arrived, which is
-late where it did not wait for it. So several are on a link at once, and each is in a lane of its own. Per NIC the bytes
-of all events are those that were counted, which are the record's where it has no counters of NICs.
+message is on the links at both of its ends until the receiver found it arrived, which is late where it did not wait for
+it. Messages are posted long before they move, dozens on a link at once, so that one is drawn from when it can first
+move as if links carried one after another: from when both ends had posted it, or from when the message before it on one
+of its links was found arrived. What carried several at once is not seen; when each was posted is said with it. Per NIC
+the bytes of all events are those that were counted, which are the record's where it has no counters of NICs.
 Ranks' clocks are one where they are on one machine; elsewhere each counts from the barrier before the step.
 """
 
@@ -14,7 +16,7 @@ from functools import cached_property
 from itertools import chain
 from math import inf, isinf
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -34,6 +36,7 @@ from zbench.trace.words import tensor_words
 Track = tuple[int, str]  # a node, and a title on it
 _WAYS = ("sends", "receives")
 _UNDER_WAY = "under way when the step ended"
+_POSTED = "posted by both ends, us"  # in a trace's microseconds
 
 
 class Reported(Protocol):
@@ -80,9 +83,10 @@ def measured_events(cluster: Cluster, parts: Sequence[RanPart], one_clock: bool)
         for at, one in enumerate(part.reports):
             begun.setdefault(part.first + at, one.began)
     starts = dict.fromkeys(begun, min(begun.values())) if one_clock else begun
-    lanes = _Lanes(cluster)
-    lanes.place(chain.from_iterable(_Drawn(cluster, part, starts).events() for part in parts))
-    yield from lanes.events()
+    drawn = [_Drawn(cluster, part, starts) for part in parts]
+    on_gpus = chain.from_iterable(one.events() for one in drawn)
+    on_links = _on_links(chain.from_iterable(one.messages() for one in drawn))
+    yield from _on_tracks(cluster, [*on_gpus, *on_links])
     for part in parts:
         for at, one in enumerate(part.reports):
             rank = part.first + at
@@ -91,9 +95,20 @@ def measured_events(cluster: Cluster, parts: Sequence[RanPart], one_clock: bool)
             )
 
 
+class _Message(NamedTuple):
+    """A message that was under way. tracks: of the ports that it takes. posted: when both ends had posted it. found:
+    when the receiver found it arrived, or the step ended."""
+
+    tracks: Sequence[Track]
+    posted: float
+    found: float
+    name: str
+    args: Event
+
+
 @dataclass
 class _Drawn:
-    """The events of one part. starts: moments from which ranks count, by rank."""
+    """What is drawn of one part. starts: moments from which ranks count, by rank."""
 
     cluster: Cluster
     part: RanPart
@@ -102,7 +117,7 @@ class _Drawn:
     _tracks: dict[tuple[int, int], list[Track]] = field(default_factory=dict)  # by source and destination
 
     def events(self) -> Iterator[tuple[Track, Event]]:
-        """Yields (track, event)."""
+        """Yields (track, event) of what was computed and waited for."""
         for at, (notes, offset) in enumerate(zip(self._notes, self._offsets, strict=True)):
             rank = self.part.first + at
             for of, began, ended in notes.computes:
@@ -113,7 +128,21 @@ class _Drawn:
                     name, args = self._waiting(wait)
                     track = rank // self.cluster.gpus_per_node, f"GPU {rank}"
                     yield track, _event(name, offset + wait.began, offset + wait.ended, args)
-        yield from chain.from_iterable(map(self._message, *self._both_ends()))
+
+    def messages(self) -> Iterator[_Message]:
+        """Yields the messages."""
+        sent: dict[tuple[int, int, int], list[NotedMessage]] = {}
+        for process, notes in enumerate(self._notes):
+            for one in notes.sent:
+                sent.setdefault((process, process if one.peer < 0 else one.peer, one.name), []).append(one)
+        alike = {known: iter(every) for known, every in sent.items()}
+        for process, notes in enumerate(self._notes):
+            for one in notes.received:
+                source = process if one.peer < 0 else one.peer
+                other = next(alike[source, process, one.name])
+                posted = max(self._offsets[source] + other.began, self._offsets[process] + one.began)
+                found = self._offsets[process] + (notes.seconds if isinf(one.ended) else one.ended)
+                yield self._message(other, one, posted, max(posted, found))
 
     @cached_property
     def _notes(self) -> list[RankNotes]:
@@ -125,37 +154,15 @@ class _Drawn:
     def _offsets(self) -> list[float]:
         return [one.began - self.starts[self.part.first + at] for at, one in enumerate(self.part.reports)]
 
-    def _both_ends(self) -> tuple[list[NotedMessage], list[NotedMessage], list[tuple[float, float]]]:
-        """Returns the messages as they were sent, as they were received, and from when to when each was under way."""
-        sent: dict[tuple[int, int, int], list[NotedMessage]] = {}
-        for process, notes in enumerate(self._notes):
-            for one in notes.sent:
-                sent.setdefault((process, process if one.peer < 0 else one.peer, one.name), []).append(one)
-        alike = {known: iter(every) for known, every in sent.items()}
-        ends: tuple[list[NotedMessage], list[NotedMessage], list[tuple[float, float]]] = ([], [], [])
-        for process, notes in enumerate(self._notes):
-            for one in notes.received:
-                source = process if one.peer < 0 else one.peer
-                other = next(alike[source, process, one.name])
-                begin = self._offsets[source] + other.began
-                late = notes.seconds if isinf(one.ended) else one.ended
-                ends[0].append(other)
-                ends[1].append(one)
-                ends[2].append((begin, max(begin, self._offsets[process] + late)))
-        return ends
-
-    def _message(
-        self, sent: NotedMessage, got: NotedMessage, span: tuple[float, float]
-    ) -> Iterator[tuple[Track, Event]]:
-        """Yields a message's events, one on each link that it takes."""
+    def _message(self, sent: NotedMessage, got: NotedMessage, posted: float, found: float) -> _Message:
         name, args = self._named(sent.of)
         src, dst = sent.of.src, sent.of.dst
         args = args | {"from": self._place(src), "to": self._place(dst), "bytes": sent.size}
+        args |= {_POSTED: round(posted * 1e6, 3)}
         args |= {_UNDER_WAY: True} if got.ended == inf else {}
         if (src, dst) not in self._tracks:
             self._tracks[src, dst] = list(self._ports(src, dst))
-        for track in self._tracks[src, dst]:
-            yield track, _event(name, *span, args)
+        return _Message(self._tracks[src, dst], posted, found, name, args)
 
     def _ports(self, src: int, dst: int) -> Iterator[Track]:
         """Yields the tracks of the ports that a message takes from a place to another; memories have none."""
@@ -204,50 +211,39 @@ class _Drawn:
         return self._names[of]
 
 
-@dataclass
-class _Lanes:
-    """The lanes of tracks: of a link as many as messages are on it at once. Computes and waits of a GPU lie in one
-    another, and have one lane."""
+def _on_links(messages: Iterable[_Message]) -> Iterator[tuple[Track, Event]]:
+    """Yields messages' events, one on each link that a message takes, from when it can first move."""
+    free: dict[Track, float] = {}  # of each link, when its message before was found arrived
+    for one in sorted(messages, key=lambda one: (one.found, one.posted)):
+        began = max([one.posted, *(free[track] for track in one.tracks if track in free)])
+        for track in one.tracks:
+            free[track] = one.found
+            yield track, _event(one.name, began, one.found, one.args)
 
-    cluster: Cluster
-    _ends: dict[Track, list[float]] = field(default_factory=dict)  # of each lane, when its last event does
-    _lane: list[tuple[Track, int, Event]] = field(default_factory=list)
 
-    def place(self, drawn: Iterable[tuple[Track, Event]]) -> None:
-        """Finds a lane for every event."""
-        for track, event in sorted(drawn, key=lambda one: (one[1]["ts"], -one[1]["dur"])):
-            lanes = self._ends.setdefault(track, [])
-            alone = track[1].endswith(_WAYS)
-            free = (at for at, until in enumerate(lanes) if until <= event["ts"] or not alone)
-            lane = next(free, len(lanes))
-            lanes[lane : lane + 1] = [round(event["ts"] + event["dur"], 3)]
-            self._lane.append((track, lane, event))
+def _on_tracks(cluster: Cluster, drawn: Sequence[tuple[Track, Event]]) -> Iterator[Event]:
+    """Yields names of nodes and of their tracks, and then the events, in their order."""
+    numbers: dict[Track, int] = {}
+    for node, titles in enumerate(_titles(cluster, {track for track, _ in drawn})):
+        yield {"ph": "M", "pid": node, "name": "process_name", "args": {"name": f"node {node}"}}
+        for tid, title in enumerate(titles):
+            numbers[node, title] = tid
+            yield {"ph": "M", "pid": node, "tid": tid, "name": "thread_name", "args": {"name": title}}
+    for track, event in sorted(drawn, key=lambda one: (one[1]["ts"], -one[1]["dur"])):
+        yield event | {"pid": track[0], "tid": numbers[track]}
 
-    def events(self) -> Iterator[Event]:
-        """Yields names of nodes and of their tracks, and then the events that were placed."""
-        numbers: dict[tuple[Track, int], int] = {}
-        for node, titles in enumerate(self._titles()):
-            yield {"ph": "M", "pid": node, "name": "process_name", "args": {"name": f"node {node}"}}
-            tid = 0
-            for title in titles:
-                count = len(self._ends.get((node, title), [0.0]))
-                for lane in range(count):
-                    numbers[(node, title), lane] = tid
-                    name = f"{title}, lane {lane + 1} of {count}" if count > 1 else title
-                    yield {"ph": "M", "pid": node, "tid": tid, "name": "thread_name", "args": {"name": name}}
-                    tid += 1
-        for track, lane, event in self._lane:
-            yield event | {"pid": track[0], "tid": numbers[track, lane]}
 
-    def _titles(self) -> list[list[str]]:
-        """Returns the titles of every node's tracks: its GPUs, and the links, as of simulated traces, that some node
-        has events on, so that nodes are alike."""
-        every = [list(dict.fromkeys(one.partition(",")[0] for one in node)) for node in track_titles(self.cluster)]
-        used = {at for node, titles in enumerate(every) for at, one in enumerate(titles) if (node, one) in self._ends}
-        kept = sorted(used | set(range(self.cluster.gpus_per_node)))
-        others = dict.fromkeys(title for node, title in self._ends if title not in every[node])
-        return [[*(titles[at] for at in kept), *others] for titles in every]
+def _titles(cluster: Cluster, tracks: set[Track]) -> list[list[str]]:
+    """Returns the titles of every node's tracks: its GPUs, and the links, as of simulated traces, that some node has
+    events on, so that nodes are alike. tracks: that have events."""
+    every = [list(dict.fromkeys(one.partition(",")[0] for one in node)) for node in track_titles(cluster)]
+    used = {at for node, titles in enumerate(every) for at, one in enumerate(titles) if (node, one) in tracks}
+    kept = sorted(used | set(range(cluster.gpus_per_node)))
+    others = dict.fromkeys(title for node, title in sorted(tracks) if title not in every[node])
+    return [[*(titles[at] for at in kept), *others] for titles in every]
 
 
 def _event(name: str, began: float, ended: float, args: Event) -> Event:
-    return complete_event(name, 0, 0, began, ended - began, args)
+    """Makes an event that ends where one that begins at `ended` does begin, as both are rounded."""
+    rounded = round(ended * 1e6, 3) - round(began * 1e6, 3)
+    return complete_event(name, 0, 0, began, rounded * 1e-6, args)

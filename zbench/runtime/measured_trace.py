@@ -1,8 +1,9 @@
 """Writes one measured step of attention's plans as a Chrome trace, for Perfetto or chrome://tracing. No torch.
 
 A track for every rank: its attends, where it waited for messages, gradients' reduction and the optimizer (linear
-modules fill the rest); every message, from when it was posted to when the receiver found it arrived, which is late
-where it did not wait for it; and for every NIC and direction, where they were sampled (executor.nic_interval), its
+modules fill the rest); every message, from when it was posted, or the one before it between the two ranks had arrived
+(when it was posted is said with it), to when the receiver found it arrived, which is late where it did not wait for it;
+and for every NIC and direction, where they were sampled (executor.nic_interval), its
 utilisation as a curve.
 Ranks' clocks are one where they are on one machine; elsewhere each counts from the barrier before the step.
 """
@@ -73,7 +74,8 @@ def _messages(cluster: Cluster, noted: Sequence[Events], starts: Sequence[float]
     }
     number = 0
     for rank, events in enumerate(noted):
-        for one in events.arrived:
+        before: dict[int, float] = {}  # by peer: when its message before was found arrived
+        for one in sorted(events.arrived, key=lambda one: one.moment):
             across = one.peer // cluster.gpus_per_node != rank // cluster.gpus_per_node
             common = {
                 "cat": "between nodes" if across else "inside the node",
@@ -83,9 +85,11 @@ def _messages(cluster: Cluster, noted: Sequence[Events], starts: Sequence[float]
             }
             number += 1
             sent = posted[(one.peer, rank, one.run, one.hop)]
-            args = {"bytes": one.bytes, "run": one.run, "leg": one.hop}
-            yield {"ph": "b", **common, "ts": _micro(sent), "args": args}
-            yield {"ph": "e", **common, "ts": _micro(max(sent, one.moment - starts[rank]))}
+            found = max(sent, one.moment - starts[rank])
+            args = {"bytes": one.bytes, "run": one.run, "leg": one.hop, "posted, us": _micro(sent)}
+            yield {"ph": "b", **common, "ts": _micro(min(max(sent, before.get(one.peer, sent)), found)), "args": args}
+            yield {"ph": "e", **common, "ts": _micro(found)}
+            before[one.peer] = found
 
 
 def nic_share_events(cluster: Cluster, node: int, series: Mapping[str, Any], offset: float) -> Iterator[Event]:

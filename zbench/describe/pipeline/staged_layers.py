@@ -67,9 +67,12 @@ class StagedLayers:
         stages, layers = self.pipeline_parallel, self.num_layers
         have, again = self.stage_layers, self.recompute_layers
         if not isinstance(have, str) and (len(have) != stages or sum(have) != layers):
+            numbers = (
+                f"{stages} numbers of layers that add up to the {layers} of {self.name}, or " if stages > 1 else ""
+            )
             raise ValueError(
                 f"parallel.stage_layers is {bracketed(have)}; with parallel.pipeline_parallel={stages} it takes "
-                f"{stages} numbers of layers that add up to the {layers} of {self.name}, or {EVEN}"
+                f"{numbers}{EVEN}"
             )
         if isinstance(again, str):
             return

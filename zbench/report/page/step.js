@@ -119,7 +119,7 @@ function open_node() {
 function timeline_words(of) {
   if (!of) return "";
   if (of.measured) {
-    const message = "a message is drawn from when it was posted to when its receiver found it arrived, so several are on a link at once";
+    const message = "a message is drawn from when it was posted, or the one before it on a link was there, to when its receiver found it arrived";
     if (of.gpus) return `Measured: every operation as the ranks noted it, a compute from when its operands were there; ${message}.`;
     return `Measured: as the ranks noted it. Linear modules fill what is empty; ${message}. On a GPU, moments are those at which work was asked for.`;
   }
