@@ -110,10 +110,7 @@ class ExpertSchedule:
     gradients: str = WITH_LAYER
 
     def __post_init__(self) -> None:
-        if self.name not in SCHEDULES:
-            raise ValueError(
-                f"experts.schedule is {self.name!r}; it takes {', '.join(SCHEDULES[:-1])} or {SCHEDULES[-1]}"
-            )
+        check_choice("experts.schedule", self.name, SCHEDULES)
         if self.degree != AUTO and not (is_whole(self.degree) and 1 <= self.degree <= MOST_CHUNKS):
             raise ValueError(
                 f"experts.degree is {self.degree!r}; it takes a whole number from 1 to {MOST_CHUNKS}, or {AUTO}"
