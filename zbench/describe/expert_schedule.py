@@ -79,8 +79,7 @@ class ExpertChunks:
     def __post_init__(self) -> None:
         for name in ("forward", "backward"):
             check_whole_number(f"experts' chunks {name}", getattr(self, name), 1, MOST_CHUNKS)
-        if self.weights not in WEIGHTS:
-            raise ValueError(f"experts' chunks weights is {self.weights!r}; it takes {' or '.join(WEIGHTS)}")
+        check_choice("experts' chunks weights", self.weights, WEIGHTS)
 
     def __str__(self) -> str:
         late = " gradients last" if self.weights == AFTER_CHUNKS else ""
