@@ -192,7 +192,7 @@ class Session:
 
         first = self.parts(workloads[0], layers)
         _tell(f"{part}: {with_noun(layers, 'layer')}")
-        with trainer_of(first.cost, first.workload, kernel or "auto", None) as trainer:
+        with trainer_of(first.cost, first.workload, kernel or "auto") as trainer:
             for name in workloads:
                 if not self.ledger.has(f"{part} {name}"):
                     _tell(f"{part} {name}")
