@@ -43,7 +43,7 @@ def check_boolean(field: str, value: object) -> None:
         raise ValueError(f"{field} is {value!r}; it takes true or false")
 
 
-def check_choice(field: str, value: str, choices: Sequence[str]) -> None:
+def check_choice(field: str, value: object, choices: Sequence[str]) -> None:
     """Refuses a word that is none of several choices.
 
     Raises:
