@@ -14,6 +14,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_choice
 from zbench.interfaces.protocols import Size
 from zbench.passes import reverse
 from zbench.passes.reverse import Mode, check_mode
@@ -39,8 +40,7 @@ class AllGather:
 
     def __post_init__(self) -> None:
         check_mode("system.received_kv", self.received_kv)
-        if self.shard not in ("pack", "sequence"):
-            raise ValueError(f"system.shard is {self.shard!r}; it takes pack or sequence")
+        check_choice("system.shard", self.shard, ("pack", "sequence"))
 
     def size(self, lengths: Ints, count: int) -> Size:
         """Estimates the size of a step's plans: every rank gets every rank's keys, forward and backward, and sends

@@ -14,7 +14,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.describe.checks import check_whole_number
+from zbench.describe.checks import check_choice, check_whole_number
 from zbench.interfaces.published import Published, PublishedValue
 from zbench.passes.reverse import Mode, check_mode
 from zbench.plans.plan import Ints, Plan
@@ -56,8 +56,7 @@ class FlexSPBatchAda:
         check_mode("system.received_kv", self.received_kv)
         check_padding(self.padding, self.cost.model.mask)
         check_whole_number("system.tried_micro_batch_counts", self.tried_micro_batch_counts, 1)
-        if self.packing not in ("search", "published"):
-            raise ValueError(f"system.packing is {self.packing!r}; it takes search or published")
+        check_choice("system.packing", self.packing, ("search", "published"))
         sizes = group_degrees(self.cost)
         if self.degree is not None and (isinstance(self.degree, bool) or self.degree not in sizes):
             raise ValueError(f"system.degree is {self.degree!r}; it takes null or one of {', '.join(map(str, sizes))}")

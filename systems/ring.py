@@ -13,6 +13,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
+from zbench.describe.checks import check_choice
 from zbench.interfaces.protocols import Size
 from zbench.interfaces.published import Published, PublishedValue
 from zbench.passes import into_rounds, reverse
@@ -55,8 +56,7 @@ class Ring:
     def __post_init__(self) -> None:
         check_mode("system.received_kv", self.received_kv)
         for name in ("wait", "run_ahead"):
-            if getattr(self, name) not in ("overlapped", "published"):
-                raise ValueError(f"system.{name} is {getattr(self, name)!r}; it takes overlapped or published")
+            check_choice(f"system.{name}", getattr(self, name), ("overlapped", "published"))
         check_padding(self.padding, self.cost.model.mask)
 
     def size(self, lengths: Ints, count: int) -> Size:

@@ -94,6 +94,24 @@ def uneven() -> Cost:
 
 
 @pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that the test starts have one thread each: tests run beside each other, and threads that share a busy core
+    wait for each other, a hundred times longer than they compute here."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="module")
+def one_torch_thread() -> Iterator[None]:
+    """Torch has one thread in this process, as ranks have with `one_thread`."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def interruptible() -> Iterator[None]:
     """SIGINT reaches what the test starts, although pytest itself may ignore it (started in the background)."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -5,6 +5,7 @@ Padded tokens are computed, kept and sent as all others are; no loss counts them
 
 from typing import Literal
 
+from zbench.describe.checks import check_choice
 from zbench.describe.mask import FULL, Mask
 from zbench.plans.plan import Ints
 
@@ -17,8 +18,7 @@ def check_padding(padding: object, mask: Mask) -> None:
     Raises:
         ValueError: it is neither, or sequences are padded under a mask that shows padding to all tokens.
     """
-    if padding not in ("none", "published"):
-        raise ValueError(f"system.padding is {padding!r}; it takes none or published")
+    check_choice("system.padding", padding, ("none", "published"))
     if padding == "published" and mask == FULL:
         raise ValueError(
             "system.padding is published, which a full mask would have all tokens see; it takes mask=causal"

@@ -52,7 +52,7 @@ def _improved(lengths: Ints, seconds: float, groups: _Groups, of: Objective) -> 
     costs, (index, group, load, _) = of.group_costs, groups
     best = seconds, group
     if seconds < np.inf:
-        _swap(lengths, groups, costs, ROUNDS)
+        _swap(lengths, groups, costs)
         best = float(load.max()), group
     alone = of.seconds(lengths, int(index[0]))
     low, high, fitting = 0.0, min(best[0], alone), None
@@ -62,7 +62,7 @@ def _improved(lengths: Ints, seconds: float, groups: _Groups, of: Objective) -> 
         low, high, fitting = (middle, high, fitting) if (fit[0] < 0).any() else (low, middle, fit)
     if fitting is not None:
         group, load, used = fitting
-        _swap(lengths, (index, group, load, used), costs, ROUNDS)
+        _swap(lengths, (index, group, load, used), costs)
         best = min(best, (float(load.max()), group), key=lambda each: each[0])
     return best
 
@@ -143,11 +143,11 @@ def _fit(lengths, end, index, square, linear, fixed, capacity):  # type: ignore[
 
 
 @nb.njit(**ENTERED)
-def _swap(lengths, groups, costs, rounds):  # type: ignore[no-untyped-def]
+def _swap(lengths, groups, costs):  # type: ignore[no-untyped-def]
     """Moves one sequence off the slowest group, or swaps it with a shorter one, while the later end of both falls."""
     index, group, load, used = groups
     square, linear, fixed, capacity = costs
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         slow = int(load.argmax())
         p, end = index[slow], load[slow] * (1 - 1e-9)
         mover, back, target = -1, -1, -1

@@ -14,7 +14,7 @@ import numpy as np
 
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
-from zbench.describe.checks import check_whole_number
+from zbench.describe.checks import check_choice, check_whole_number
 from zbench.interfaces.published import Published, PublishedValue
 from zbench.passes import reverse
 from zbench.passes.reverse import Mode, check_mode
@@ -70,8 +70,7 @@ class FlexSP:
         check_padding(self.padding, self.cost.model.mask)
         for name in ("tried_micro_batch_counts", "solver_nodes", "solver_buckets", "least_degree"):
             check_whole_number(f"system.{name}", getattr(self, name), 1)
-        if self.solver not in ("search", "milp"):
-            raise ValueError(f"system.solver is {self.solver!r}; it takes search or milp")
+        check_choice("system.solver", self.solver, ("search", "milp"))
         if (
             isinstance(self.solver_seconds, bool)
             or not isinstance(self.solver_seconds, (int, float))

@@ -20,7 +20,7 @@ from zbench.cost.cost import Cost
 from zbench.cost.stage import held, refusal
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
-from zbench.describe.checks import check_boolean, check_whole_number, is_whole
+from zbench.describe.checks import check_boolean, check_choice, check_whole_number, is_whole
 from zbench.interfaces.published import Published, PublishedValue
 from zbench.passes import reverse
 from zbench.plans.build import Builder
@@ -98,8 +98,7 @@ class Hydraulis:
     def __post_init__(self) -> None:
         check_whole_number("system.dispatch_orders", self.dispatch_orders, 1)
         check_whole_number("system.pack_tokens", self.pack_tokens, 1, or_null=True)
-        if self.batching not in WAYS:
-            raise ValueError(f"system.batching is {self.batching!r}; it takes {', '.join(WAYS[:-1])} or {WAYS[-1]}")
+        check_choice("system.batching", self.batching, WAYS)
         check_boolean("system.compare_whole_steps", self.compare_whole_steps)
         check_whole_number("system.context_limit", self.context_limit, 1, or_null=True)
         if self.context_limit and self.batching in WAYS[:2] and self.pack_tokens not in (None, self.context_limit):

@@ -19,7 +19,7 @@ from zbench.cost.memory.host_copies import waiting
 from zbench.cost.memory.needs import memory_of
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
-from zbench.describe.checks import check_boolean
+from zbench.describe.checks import check_boolean, check_choice
 from zbench.describe.model import KV
 from zbench.interfaces.dealt import dealt
 from zbench.passes import reverse
@@ -85,8 +85,7 @@ class WLBLLM:
     def __post_init__(self) -> None:
         check_mode("system.received_kv", self.received_kv)
         check_boolean("system.equal_work_packs", self.equal_work_packs)
-        if self.shard not in ("adaptive", "sequence", "document"):
-            raise ValueError(f"system.shard is {self.shard!r}; it takes adaptive, sequence or document")
+        check_choice("system.shard", self.shard, ("adaptive", "sequence", "document"))
         sizes = context_degrees(self.cost)
         if self.degree is not None and (isinstance(self.degree, bool) or self.degree not in sizes):
             raise ValueError(f"system.degree is {self.degree!r}; it takes null or one of {', '.join(map(str, sizes))}")

@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.processes import all_gone, descendants, until
 from tests.record.test_record import end_line, start_line, step_line, write
-from zbench.console.command import Parser, ran
+from zbench.console.command import Parser, known_words, ran
 from zbench.console.signals import ENDING, Ended, exit_code, stop_in, stopped_by
 from zbench.record.fingerprint import ROOT
 
@@ -30,6 +30,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interruptible: None) -
 
 def raising(error: BaseException) -> int:
     raise error
+
+
+def test_words_of_a_flag_are_known() -> None:
+    assert known_words("--parts", "plans,kernels", ("kernels", "plans")) == ["plans", "kernels"]
+    for given, wrong in (("plans,all", "all"), ("", ""), ("plans,", "")):
+        with pytest.raises(ValueError, match=f"^--parts has {wrong!r}; it takes kernels, plans$"):
+            known_words("--parts", given, ("kernels", "plans"))
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,8 @@
 import numpy as np
 import pytest
 
-from zbench.cost.fsmoe import (
-    ExpertLayerSeconds,
-    LinearSeconds,
-    backward_degrees,
-    divided_gradients,
-    unhidden_gradients,
-)
+from tests.cost.fsmoe_planner import backward_degrees, divided_gradients
+from zbench.cost.fsmoe import ExpertLayerSeconds, LinearSeconds, unhidden_gradients
 from zbench.describe.expert_schedule import DEGREES
 
 # Milliseconds of what starts and of an element: all-to-all, gather, matmuls, reduction in the node, all-reduce

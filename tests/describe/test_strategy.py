@@ -302,18 +302,18 @@ def test_inputs_wait_in_host_memory_where_nothing_else_is_kept(level: str) -> No
 
 @pytest.mark.parametrize("level", ["none", "selective", "full", "adaptive"])
 def test_activations_wait_in_host_memory_whatever_is_recomputed(level: str) -> None:
-    for stages, layers in ((1, "all"), (2, 3), (2, "all" if level == "adaptive" else "auto")):
+    for layers in ("all", 3, "all" if level == "adaptive" else "auto"):
         memory = TrainingMemory(offload="activations", offload_layers=layers)
-        assert memory.check_offload(level, stages, Sharding("zero1")) is None
+        assert memory.check_offload(level, Sharding("zero1")) is None
 
 
 def test_one_choice_for_the_batch_at_hand() -> None:
     told = r"^memory.offload_layers is auto with recompute.granularity adaptive; .* so it takes all or a number$"
     with pytest.raises(ValueError, match=told):
-        TrainingMemory(offload="activations", offload_layers="auto").check_offload("adaptive", 1, Sharding("zero2"))
+        TrainingMemory(offload="activations", offload_layers="auto").check_offload("adaptive", Sharding("zero2"))
     told = r"^memory.offload_tokens is auto with recompute.granularity adaptive; .* so it takes all or a share$"
     with pytest.raises(ValueError, match=told):
-        TrainingMemory(offload="activations", offload_tokens="auto").check_offload("adaptive", 1, Sharding("zero2"))
+        TrainingMemory(offload="activations", offload_tokens="auto").check_offload("adaptive", Sharding("zero2"))
     told = (
         r"^memory.offload_tokens is auto with memory.offload_layers auto; one of both .* or memory.offload_layers=all$"
     )
@@ -333,10 +333,10 @@ def test_a_share_of_tokens_on_hosts_is_between_none_and_all(tokens: float | str)
 
 def test_optimizer_state_is_in_one_hosts_memory() -> None:
     memory, others = TrainingMemory(offload="optimizer"), (ExchangeOverlap(), Experts())
-    assert memory.check_offload("none", 1, Sharding("zero2")) is None
+    assert memory.check_offload("none", Sharding("zero2")) is None
     assert TrainingStrategy(Sharding("zero1"), Recompute("none"), memory, Parallel(1, 2), *others).memory == memory
     degrees = {"weights": "world", "secondary": "node", "gradients": "world", "optimizer": "world"}
-    assert memory.check_offload("none", 2, Sharding("nested", degrees=degrees)) is None
+    assert memory.check_offload("none", Sharding("nested", degrees=degrees)) is None
     mics = Sharding("nested", degrees=dict.fromkeys(degrees, "node"))
     for sharding, told in ((Sharding("none"), "none"), (mics, "of degrees {weights: node, .*}")):
         told = rf"^memory.offload is optimizer with sharding {told}; with it several hosts .* with optimizer: world$"
@@ -511,6 +511,6 @@ def test_parameters_rest_on_hosts_in_parts_alone() -> None:
     right = "sharding=zero3, or degrees with weights and optimizer: world"
     for sharding in (Sharding("zero2"), Sharding("none"), Sharding("nested", degrees=three)):
         with pytest.raises(ValueError, match=rf"^memory.parameter_layers is 2 with sharding .* so it takes {right}$"):
-            memory.check_offload("none", 1, sharding)
+            memory.check_offload("none", sharding)
     for sharding in (Sharding("zero3"), Sharding("nested", degrees=hpz)):
-        assert memory.check_offload("none", 1, sharding) is memory.check_offload("none", 4, sharding)
+        assert memory.check_offload("none", sharding) is None

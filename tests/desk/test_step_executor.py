@@ -28,13 +28,10 @@ from zbench.simulated.executor import Simulated
 from zbench.systems.local_packing import LocalPacking
 from zbench.systems.ring import Ring
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 # Slow, so that what is to be computed has time on a machine that others use, too.
 DEVICE = Device("slow", 4e7, 2e9, 4e6, 4e6, 4e6, 4e6, 1e9, 1e-5, 1e-5)
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def cost_of(nodes: int, gpus: int, **model: Any) -> Cost:

@@ -195,12 +195,3 @@ def cases(
 ) -> tuple[Cost, Plan]:
     cost = draw(costs(nodes, gpus, mask=mask))
     return cost, draw(plans(cost, most))
-
-
-def reordered(plan: Plan, forward: np.ndarray | None = None, backward: np.ndarray | None = None) -> Plan:
-    """`plan` with the given operations of each list, in the given order."""
-    return replace(
-        plan,
-        forward=plan.forward if forward is None else plan.forward.take(forward),
-        backward=plan.backward if backward is None else plan.backward.take(backward),
-    )

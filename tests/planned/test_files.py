@@ -97,8 +97,8 @@ def test_machines_come_back_whole(uneven: Cost) -> None:
         host_efficiency=0.5,
         host_latency=1e-6,
     )
-    assert cluster_of(json.loads(json.dumps(cluster_values(cluster))), "cluster") == cluster
-    assert model_of(json.loads(json.dumps(model_values(uneven.model))), "model") == uneven.model
+    assert cluster_of(json.loads(json.dumps(cluster_values(cluster)))) == cluster
+    assert model_of(json.loads(json.dumps(model_values(uneven.model)))) == uneven.model
 
 
 def test_a_file_from_before_there_were_whole_steps_is_read(tmp_path: Path) -> None:

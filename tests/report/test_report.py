@@ -177,7 +177,7 @@ def test_runs_of_attention_alone_are_drawn_as_whole_steps_where_there_are_some(t
     assert "attend forward" in some["timeline"]["names"]
     assert "again_seconds" not in some  # another clock told its seconds
     assert "cannot be made again from its record: memory.parameter_layers is 2 with" in none["problem"]
-    steps, told = report.looked_into(read(path)[0], report.steps_to_show(read(path)[0], "first"))
+    steps, told = report.looked_into(report.steps_to_show(read(path)[0], "first"))
     assert (len(steps), told) == (2, [])
 
 
@@ -275,7 +275,7 @@ def test_what_does_not_fit_is_left_out_and_told(record: str, monkeypatch: pytest
     wanted = report.steps_to_show(runs, "all")
     size = len(encoded(report.look_inside(*wanted[0], {})))
     monkeypatch.setattr(report, "MOST_BYTES", size + 1)
-    steps, told = report.looked_into(runs, wanted)
+    steps, told = report.looked_into(wanted)
     assert list(steps) == [f"{runs[0].start['run']}/0"]
     assert told == [
         "5 of 6 steps are left out: the page would be larger than "
@@ -287,7 +287,7 @@ def test_a_timeline_too_dense_is_left_out_and_told(record: str, monkeypatch: pyt
     monkeypatch.setattr(inside, "MOST_EVENTS", 10)
     monkeypatch.setattr(report, "MOST_EVENTS", 10)
     runs = read(record)[0]
-    steps, told = report.looked_into(runs, report.steps_to_show(runs, "first"))
+    steps, told = report.looked_into(report.steps_to_show(runs, "first"))
     assert told == [
         "The timelines of 3 steps are left out: they have more than 10 events. trace=FILE writes one for Perfetto."
     ]

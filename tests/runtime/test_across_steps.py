@@ -78,8 +78,7 @@ class Uneven:
 
 
 @pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def resting_ranks(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_executor, "RANK", "tests.runtime.resting:RestingRank")
 
 

@@ -23,6 +23,8 @@ from zbench.proof.verify import verify_step
 from zbench.runtime.attention_executor import TorchAttention
 from zbench.workloads.fixed import Fixed
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 DEVICE = Device("cpu", 1e11, 4e9, 1e10, 1e9, 5e10, 5e10, 5e10, 1e-5, 1e-5)
 MODEL = Model("mini", 2, 32, 4, 2, 8, 48, 64, element_bytes=8, lse_bytes=8)
 LENGTHS = (
@@ -45,12 +47,6 @@ SHAPES = {
     "1x4": ((1, 4, 2), {}, {"parameters": "sharded"}),
     "2x3": ((2, 3, 3), {"num_heads": 6, "num_kv_heads": 2}, {"kernel": "matmul"}),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks of one thread: tests run beside each other, and threads that wait for a busy core take their time."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def cost_of(shape: str, mask: Mask = CAUSAL) -> Cost:

@@ -39,14 +39,11 @@ from zbench.systems.ring import Ring
 from zbench.systems.zeppelin.planner import Zeppelin
 from zbench.workloads.fixed import Fixed
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 WORKLOAD = Fixed(seed=0, tokens=101, length=101)  # its tokens alone are looked at, which are made
 LENGTHS = (50, 1, 13, 23, 7, 7)  # odd, and no chunk of any case divides them
 Planner = Callable[[Cost], System]
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def batch_of(step: int, counts: Sequence[bool] | None = None, lengths: Sequence[int] = LENGTHS) -> Batch:

@@ -23,13 +23,10 @@ from zbench.runtime.step_measured import whole_step_result
 from zbench.simulated.executor import Simulated
 from zbench.systems.ring import Ring
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 Event = dict[str, Any]
 SAID = ("micro_batch", "template", "layer", "pass", "for", "formula")
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def tracks_of(path: Path) -> dict[str, list[Event]]:

@@ -46,17 +46,14 @@ from zbench.systems.zeppelin.planner import Zeppelin
 from zbench.workloads.fixed import Fixed
 from zbench.workloads.longtail import Longtail
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 WORKLOAD = Longtail(1, 120, 2.0, 1.0, 0.3, 16, 0.5, 64, 64)
 ADAMW = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
 # Of which every step is that of SGD with the learning rate RATE: epsilon is far above every gradient.
 RATE = 0.5
 SGD = {"lr": RATE * 1e15, "beta1": 0.0, "beta2": 0.0, "epsilon": 1e15, "weight_decay": 0.0}
 Weights = dict[str, Tensor]
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def begun(model: Model = MODEL) -> Weights:

@@ -14,7 +14,6 @@ from tests.runtime.test_rounds import (
     MOE,
     WORKLOAD,
     check_resumed,
-    one_thread,
     simulated,
     streamed,
     trained,
@@ -28,7 +27,7 @@ from zbench.runtime.step_executor import Torch
 from zbench.systems.ring import Ring
 from zbench.systems.zeppelin.planner import Zeppelin
 
-__all__ = ["one_thread"]  # a fixture that is used by itself
+pytestmark = pytest.mark.usefixtures("one_thread")
 TIED = replace(MODEL, tied_embeddings=True)
 # (cost, rounds, planner, steps, what else the strategy has); groups are of two GPUs
 CASES: dict[str, Any] = {

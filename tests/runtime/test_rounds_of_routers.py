@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.test_rounds import ADAMW, DENSE_FIRST, MOE, SHARED, one_thread, simulated, streamed, trained
+from tests.runtime.test_rounds import ADAMW, DENSE_FIRST, MOE, SHARED, simulated, streamed, trained
 from tests.runtime.test_rounds_on_hosts import STATE, on_hosts
 from tests.runtime.test_step_executor import cost_of
 from zbench.describe.expert_schedule import EXPERT_CHOICE, TOKEN_CHOICE, Experts
@@ -14,7 +14,7 @@ from zbench.describe.sync import CO2, DILOCO, SLOWMO, STREAMING_DILOCO, RoundSyn
 from zbench.systems.ring import Ring
 from zbench.systems.zeppelin.planner import Zeppelin
 
-__all__ = ["one_thread"]  # a fixture that is used by itself
+pytestmark = pytest.mark.usefixtures("one_thread")
 # (cost, rounds, planner, steps, how experts are laid out and chosen)
 CASES: dict[str, Any] = {
     "slowmo, experts on two GPUs, a dense layer first, ZeRO-3": (

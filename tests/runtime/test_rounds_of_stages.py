@@ -14,7 +14,6 @@ from tests.runtime.test_rounds import (
     DENSE_FIRST,
     HOST,
     check_resumed,
-    one_thread,
     simulated,
     streamed,
     trained,
@@ -30,7 +29,7 @@ from zbench.interfaces.protocols import System
 from zbench.systems.ring import Ring
 from zbench.systems.zeppelin.planner import Zeppelin
 
-__all__ = ["one_thread"]  # a fixture that is used by itself
+pytestmark = pytest.mark.usefixtures("one_thread")
 FIVE = replace(MODEL, num_layers=5)
 TWO: dict[str, Any] = {"pipeline_parallel": 2, "micro_batches": 2}
 UNEVEN: dict[str, Any] = {**TWO, "stage_layers": (2, 3)}

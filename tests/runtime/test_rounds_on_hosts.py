@@ -13,7 +13,6 @@ from tests.runtime.test_rounds import (
     DENSE_FIRST,
     MOE,
     check_resumed,
-    one_thread,
     simulated,
     streamed,
     trained,
@@ -27,7 +26,7 @@ from zbench.describe.sync import CO2, DILOCO, SLOWMO, STREAMING_DILOCO, RoundSyn
 from zbench.systems.ring import Ring
 from zbench.systems.zeppelin.planner import Zeppelin
 
-__all__ = ["one_thread"]  # a fixture that is used by itself
+pytestmark = pytest.mark.usefixtures("one_thread")
 STATE = {"offload": "optimizer"}
 THREE = replace(MODEL, num_layers=3)
 # (cost, rounds, planner, steps, how experts are laid out, what is on hosts)

@@ -16,10 +16,7 @@ from zbench.runtime.step_executor import Torch
 from zbench.systems.zeppelin.planner import Zeppelin
 from zbench.workloads.fixed import Fixed
 
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def losses(cost: Cost, steps: range, shapes: dict[int, Shapes], **settings: Any) -> list[float | None]:

@@ -34,15 +34,12 @@ from zbench.systems.ring import Ring
 from zbench.systems.zeppelin.planner import Zeppelin
 from zbench.workloads.fixed import Fixed
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STEPS = 3
 WORKLOAD = Fixed(seed=0, tokens=120, length=50)
 EXPERTS = replace(MODEL, ffn_hidden=16, num_experts=4, experts_per_token=2, tied_embeddings=True)
 CHECKS = ("exact", "bytes")
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def cost_of(nodes: int = 2, gpus: int = 1, model: Any = MODEL, **strategy: Any) -> Cost:

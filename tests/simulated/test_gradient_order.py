@@ -5,8 +5,9 @@ from functools import cache
 
 import pytest
 
+from tests.cost.fsmoe_planner import divided_gradients
 from tests.simulated.test_expert_degrees import BATCH, given
-from zbench.cost.fsmoe import ExpertLayerSeconds, LinearSeconds, divided_gradients, gradient_shares
+from zbench.cost.fsmoe import ExpertLayerSeconds, LinearSeconds, gradient_shares
 from zbench.describe.expert_schedule import DEGREES, Experts, ExpertSchedule, GradientPieces
 from zbench.simulated.executor import Simulated
 from zbench.simulated.gradient_order import GradientSeconds, common_pieces

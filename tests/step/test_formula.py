@@ -120,13 +120,13 @@ def test_a_function_without_a_derivative_is_named() -> None:
 def test_what_is_made_again_is_another_tensor() -> None:
     forward = parse_formulas(DENSE)
     backward = transpose(forward, DERIVATIVES)
-    found = [str(one) for one in with_recomputation(forward, backward, made_again("selective", forward, "x"))]
+    found = [str(one) for one in with_recomputation(forward, backward, made_again("selective", forward))]
     assert found[:3] == ["m~[t] = norm(y[t], g2)", "z~[t,f] = m~[t] wz[f]", "u~[t,f] = act(z~[t,f])"]
     assert "dwz[f] += dz[t,f] m~[t]" in found
     assert len(found) == 3 + len(backward)
-    full = [str(one) for one in with_recomputation(forward, backward, made_again("full", forward, "x"))]
+    full = [str(one) for one in with_recomputation(forward, backward, made_again("full", forward))]
     assert "o~[t,h] += attend(q~[t,h], kv~[s,g(h)]) for visible(t, s)" in full
     assert not any(line.startswith(("x'", "b~")) for line in full)  # nothing reads them
     assert with_recomputation(forward, backward, ()) == backward
     with pytest.raises(ValueError, match="recompute is 'some'; it takes none, elementwise, selective, chunked, full"):
-        made_again("some", forward, "x")
+        made_again("some", forward)

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.helpers.oracles import small
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.simulator.estimate.step import StepEstimate
@@ -27,12 +26,6 @@ MEGATRON = [
     (C, 4, 30, [[[0, 1, 2]], [[3, 4, 5]], [[6]], [[7]]]),
     (C, 3, 30, [[[0, 1, 2], [7]], [[3], [5]], [[6], [4]]]),
 ]
-
-
-@pytest.fixture(scope="module")
-def cost() -> Cost:
-    """Two nodes of two GPUs."""
-    return small(2, 2)
 
 
 @pytest.mark.parametrize(("lengths", "groups", "most", "theirs"), MEGATRON)

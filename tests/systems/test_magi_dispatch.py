@@ -45,12 +45,6 @@ MAGI = [
 lengths_of_packs = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 
 
-@pytest.fixture(scope="module")
-def cost() -> Cost:
-    """Two nodes of two GPUs."""
-    return small(2, 2)
-
-
 def batch_of(*lengths: int) -> Batch:
     return Batch(np.array(lengths, np.int64), seed=0, step=0)
 

@@ -26,12 +26,6 @@ from zbench.systems.ring import Ring
 from zbench.systems.ulysses import Ulysses
 
 
-@pytest.fixture(scope="module")
-def cost() -> Cost:
-    """Two nodes of two GPUs."""
-    return small(2, 2)
-
-
 def batch_of(*lengths: int) -> Batch:
     return Batch(np.array(lengths, np.int64), seed=0, step=0)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.helpers.oracles import MODELS, small
+from tests.helpers.oracles import MODELS
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.simulator.estimate.step import StepEstimate
@@ -35,12 +35,6 @@ SLIME = [
     (C, 2, 20, True, False, [[[2, 3], [6]], [[0, 1, 7], [4, 5]]]),
     (C, 2, 20, True, True, [[[6], [1], [2]], [[0, 3], [4, 7], [5]]]),
 ]
-
-
-@pytest.fixture(scope="module")
-def cost() -> Cost:
-    """Two nodes of two GPUs."""
-    return small(2, 2)
 
 
 @pytest.mark.parametrize(("lengths", "groups", "most", "data", "by_flops", "theirs"), SLIME)

@@ -114,20 +114,11 @@ def test_stages_have_micro_batches_that_fill_them(sharding: str) -> None:
     assert Candidate(model, Mesh(laid, **choice.keys)).seconds(batches) < 0.9 * whole.seconds(batches)
 
 
-@dataclass(frozen=True)
-class DearTurns:
+class DearTurns(StepEstimate):
     """A clock by which each micro-batch takes a hundredth more than planners' estimate has."""
 
-    cost: Cost
-
-    def fits(self, batch: Batch, plans: tuple[Plan, ...]) -> bool:
-        return StepEstimate(self.cost).fits(batch, plans)
-
     def compared_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
-        return StepEstimate(self.cost).compared_seconds(batch, plans) * (1 + 0.01 * len(plans))
-
-    def least_seconds(self, batch: Batch) -> float:
-        return StepEstimate(self.cost).least_seconds(batch)
+        return StepEstimate.compared_seconds(self, batch, plans) * (1 + 0.01 * len(plans))
 
 
 def test_the_runs_clock_judges_micro_batches_that_the_estimate_has_as_fast() -> None:
@@ -151,23 +142,15 @@ def test_the_runs_clock_judges_micro_batches_that_the_estimate_has_as_fast() -> 
 
 
 @dataclass(frozen=True)
-class Dear:
+class Dear(StepEstimate):
     """A clock by which tensor parallelism of 2 takes a thousand times as long, and one of 4 is refused."""
-
-    cost: Cost
 
     def __post_init__(self) -> None:
         if self.cost.tp == 4:
             raise ValueError("not played")
 
-    def fits(self, batch: Batch, plans: tuple[Plan, ...]) -> bool:
-        return StepEstimate(self.cost).fits(batch, plans)
-
     def compared_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
-        return StepEstimate(self.cost).compared_seconds(batch, plans) * (1000 if self.cost.tp == 2 else 1)
-
-    def least_seconds(self, batch: Batch) -> float:
-        return StepEstimate(self.cost).least_seconds(batch)
+        return StepEstimate.compared_seconds(self, batch, plans) * (1000 if self.cost.tp == 2 else 1)
 
 
 def test_the_better_ones_are_judged_by_the_runs_clock() -> None:
@@ -180,20 +163,40 @@ def test_the_better_ones_are_judged_by_the_runs_clock() -> None:
     assert found == {1, 2}
 
 
-def test_no_step_is_played_twice() -> None:
-    cost = small(2, 2)
-    played: list[str] = []
+def estimating(played: list[str]) -> Clock:
+    """Planners' estimate; the digests of batches whose steps it plays are put into `played`."""
 
-    class Counted(StepEstimate):
+    class Estimating(StepEstimate):
         def compared_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
             played.append(batch.digest)
-            return StepEstimate(self.cost).compared_seconds(batch, plans)
+            return StepEstimate.compared_seconds(self, batch, plans)
 
+    return Estimating
+
+
+def whole_steps(cost: Cost) -> ComparedSteps:
+    return ComparedSteps(Simulated(cost))
+
+
+def playing(played: list[str]) -> Clock:
+    """Whole steps; the digests of batches whose steps are played are put into `played`."""
+
+    class Playing(ComparedSteps):
+        def compared_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
+            played.append(batch.digest)
+            return ComparedSteps.compared_seconds(self, batch, plans)
+
+    return lambda cost: Playing(Simulated(cost))
+
+
+def test_no_step_is_played_twice() -> None:
+    cost, played = small(2, 2), list[str]()
+    clock = estimating(played)
     batches = [study_of(cost, 2000).batch(number) for number in range(4)]
     candidate = Candidate(cost.model, Mesh(cost, "ring", 2, "balanced"))
-    every = [candidate.seconds([batch], Counted) for batch in batches[:2]]
-    assert candidate.seconds(batches[:2], Counted) == sum(every) / 2
-    candidate.seconds(batches, Counted)
+    every = [candidate.seconds([batch], clock) for batch in batches[:2]]
+    assert candidate.seconds(batches[:2], clock) == sum(every) / 2
+    candidate.seconds(batches, clock)
     assert played == [batch.digest for batch in batches]
 
 
@@ -222,31 +225,19 @@ def test_what_has_no_room_for_the_hard_batch_leaves_nothing_behind() -> None:
 def test_what_a_clock_tells_before_is_not_played() -> None:
     """Whether a candidate fits, and of one that cannot be among the best any more its other steps."""
     cost, played = small(2, 2, memory=20e9), list[str]()
-
-    class Telling(ComparedSteps):
-        def __init__(self, cost: Cost) -> None:
-            super().__init__(Simulated(cost))
-
-        def compared_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
-            played.append(batch.digest)
-            return ComparedSteps.compared_seconds(self, batch, plans)
-
+    clock = playing(played)
     hard, batches = study_of(cost, 40_000).batch(0), [study_of(cost, 300, 9000).batch(number) for number in range(2)]
-    race = Race([], hard, Telling)
+    race = Race([], hard, clock)
     some = [Candidate(cost.model, Mesh(cost, "ulysses", degree, "balanced")) for degree in (2, 4, 1)]
     steps = [Simulated(cost).step(hard, one.mesh.plan(hard)) for one in some]
     assert [race.fits(one) for one in some] == [not step.out_of_memory for step in steps]
     assert 0 < sum(step.out_of_memory for step in steps) < len(steps)
     assert not played
-
-    def plain(cost: Cost) -> ComparedSteps:
-        return ComparedSteps(Simulated(cost))
-
-    seconds = [one.seconds(batches, plain) for one in some]
+    seconds = [one.seconds(batches, whole_steps) for one in some]
     assert max(seconds) == seconds[2]
-    timed = raced(some, batches, Telling, 2)
+    timed = raced(some, batches, clock, 2)
     assert [found for found, _ in timed] == [*seconds[:2], float("inf")]
-    assert ranked(timed) == sorted(some[:2], key=lambda one: one.seconds(batches, plain))
+    assert ranked(timed) == sorted(some[:2], key=lambda one: one.seconds(batches, whole_steps))
     assert played.count(batches[1].digest) == 3
     assert played.count(batches[0].digest) == 2
 
@@ -254,42 +245,29 @@ def test_what_a_clock_tells_before_is_not_played() -> None:
 def test_plans_that_are_the_same_are_played_once() -> None:
     """Limits of packs that come to the same packs, of one search; others have found nothing yet."""
     cost, played = small(2, 2), list[str]()
-
-    class Counted(StepEstimate):
-        def compared_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
-            played.append(batch.digest)
-            return StepEstimate(self.cost).compared_seconds(batch, plans)
-
+    clock = estimating(played)
     batch, known = study_of(cost, 2000).batch(0), KnownPlays()
     mesh = Mesh(cost, "ring", 4, "balanced", 100_000)
     other = replace(cost.model, recompute="full")
     some = [Candidate(cost.model, replace(mesh, pack_tokens=tokens), known=known) for tokens in (100_000, 90_000, 200)]
     some.append(Candidate(other, replace(mesh, cost=make_cost(cost.cluster, other)), known=known))
-    found = [one.seconds([batch], Counted) for one in some]
+    found = [one.seconds([batch], clock) for one in some]
     assert found[0] == found[1] < min(found[2:])
     assert len(played) == 3
-    assert Candidate(cost.model, mesh).seconds([batch], Counted) == found[0]
+    assert Candidate(cost.model, mesh).seconds([batch], clock) == found[0]
     assert len(played) == 4
 
 
 def test_who_is_slower_than_a_rival_is_no_choice_and_who_is_far_behind_is_not_played() -> None:
     cost = small(2, 2)
-    told, played = replace(study_of(cost, 2000, 500), judged=2), list[str]()
-
-    class Played(ComparedSteps):
-        def __init__(self, cost: Cost) -> None:
-            super().__init__(Simulated(cost))
-
-        def compared_seconds(self, batch: Batch, plans: tuple[Plan, ...]) -> float:
-            played.append(batch.digest)
-            return ComparedSteps.compared_seconds(self, batch, plans)
-
-    told = replace(told, clock=Played)
+    played = list[str]()
+    clock = playing(played)
+    told = replace(study_of(cost, 2000, 500), judged=2, clock=clock)
     sample = Sample.of(told)
     race = race_of(told, sample)
     having = told, sample, (), "balanced"
     best = ranked_layouts(*having, race)[0]
-    few, last = best.seconds(race.few), best.seconds(last_batches(told, sample), Played)
+    few, last = best.seconds(race.few), best.seconds(last_batches(told, sample), clock)
     assert ranked_layouts(*having, race, Rival(few, inf, last))[0] == best
     assert ranked_layouts(*having, race, Rival(few, inf, last * (1 - 1e-9))) == []
     assert ranked_layouts(*having, race, Rival(few, last / 10, inf)) == []

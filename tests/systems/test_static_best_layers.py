@@ -10,6 +10,7 @@ import pytest
 
 from tests.cost.by_layer.test_stage_cuts import every_cut
 from tests.helpers.oracles import small
+from tests.systems.test_static_best import whole_steps
 from zbench.cost.cost import Cost
 from zbench.cost.job import make_cost
 from zbench.cost.memory.needs import memory_of_stage
@@ -115,10 +116,6 @@ def test_a_setting_says_what_a_model_has() -> None:
 def study_of(cost: Cost, clock: Clock, trains: bool = False) -> Study:
     have = cost.cluster, cost.model, batch_of
     return Study(*have, lambda model: make_cost(cost.cluster, model), clock, 2, trains)
-
-
-def whole_steps(cost: Cost) -> ComparedSteps:
-    return ComparedSteps(Simulated(cost))
 
 
 def one_gpu() -> Cost:

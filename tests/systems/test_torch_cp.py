@@ -23,12 +23,6 @@ many = settings(max_examples=60)
 lengths_of = st.lists(st.integers(1, 400), min_size=1, max_size=20)
 
 
-@pytest.fixture(scope="module")
-def cost() -> Cost:
-    """Two nodes of two GPUs."""
-    return small(2, 2)
-
-
 def in_order(owned: Pieces, lengths: Ints) -> tuple[Ints, Ints]:
     """(places in the pack of its tokens in the new order; the rank of each)."""
     seq, start, stop, owner = owned

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.helpers.oracles import small
 from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.plans.plan import TRANSFER
@@ -31,12 +30,6 @@ VERL = [
     (D, 1, 18, False, [[[1, 2, 3], [0, 4]]]),
     (D, 1, 18, True, [[[0], [1, 4], [2, 3]]]),
 ]
-
-
-@pytest.fixture(scope="module")
-def cost() -> Cost:
-    """Two nodes of two GPUs."""
-    return small(2, 2)
 
 
 @pytest.mark.parametrize(("lengths", "groups", "most", "within", "theirs"), VERL)

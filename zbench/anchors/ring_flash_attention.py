@@ -20,7 +20,6 @@ from zbench.plans.patterns import all_gather, ring
 from zbench.plans.plan import Ints, Plan
 from zbench.simulator.attention import programs
 
-TOKENS = 8192  # of a GPU
 LLAMA = Model(
     name="llama3_8b_layer", num_layers=1, hidden=4096, num_heads=32, num_kv_heads=8, head_dim=128, ffn_hidden=1, vocab=1
 )

@@ -76,18 +76,13 @@ def cluster_named(given: Named | Cluster, keys: Mapping[str, Any] | None = None)
     return made
 
 
-def model_named(
-    given: Named | Model,
-    keys: Mapping[str, Any] | None = None,
-    mask: str | None = None,
-    strategy: Strategies | None = None,
-) -> Model:
-    """Returns a model whose attention is looked at alone. given, keys, mask, strategy: as of trained_named.
+def model_named(given: Named | Model, keys: Mapping[str, Any] | None = None, mask: str | None = None) -> Model:
+    """Returns a model whose attention is looked at alone. given, keys, mask: as of trained_named.
 
     Raises:
         ValueError: there is none of that name, it cannot be, or it is trained in a way that only whole steps have.
     """
-    made, own = trained_named(given, keys, mask, strategy)
+    made, own = trained_named(given, keys, mask)
     own.check_attention_alone({name: getattr(made, name) for name in MODEL_FIELDS})
     return made
 

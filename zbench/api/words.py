@@ -8,6 +8,7 @@ import difflib
 import re
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
 from zbench.api.functions import CLUSTER, MODEL, PIPELINES, SYSTEM, planned
 from zbench.api.generate import generate_words
@@ -97,48 +98,6 @@ def _memory(step: StepPlans) -> str:
     return f"memory of the fullest GPU: {peak / 2**30:.1f} of {capacity / 2**30:.1f} GiB{fits}"
 
 
-def _advise() -> int:
-    from zbench.advise.__main__ import main
-
-    return main()
-
-
-def _compare() -> int:
-    from zbench.compare.__main__ import main
-
-    return main()
-
-
-def _contribute() -> int:
-    from zbench.contribute.__main__ import main
-
-    return main()
-
-
-def _report() -> int:
-    from zbench.report.__main__ import main
-
-    return main()
-
-
-def _anchors() -> int:
-    from zbench.anchors.__main__ import main
-
-    return main()
-
-
-def _check() -> int:
-    from zbench.check.__main__ import main
-
-    return main()
-
-
-def _critical() -> int:
-    from zbench.critical.__main__ import main
-
-    return main()
-
-
 _OWN: dict[str, Callable[[Sequence[str]], int]] = {
     "generate": generate_words,
     "layers": layers_words,
@@ -148,15 +107,8 @@ _OWN: dict[str, Callable[[Sequence[str]], int]] = {
     "simulate": simulate_words,
     "step": step_words,
 }
-_OTHERS: dict[str, Callable[[], int]] = {
-    "advise": _advise,
-    "anchors": _anchors,
-    "check": _check,
-    "compare": _compare,
-    "contribute": _contribute,
-    "critical": _critical,
-    "report": _report,
-}
+# Commands with a folder of their own, which are imported when they are asked for.
+_OTHERS = ("advise", "anchors", "check", "compare", "contribute", "critical", "report")
 
 
 def run_sub_command(word: str, words: Sequence[str]) -> int:
@@ -169,7 +121,7 @@ def run_sub_command(word: str, words: Sequence[str]) -> int:
         return _OWN[word](words)
     if word in _OTHERS:
         sys.argv = [f"zbench {word}", *words]
-        return _OTHERS[word]()
+        return int(import_module(f"zbench.{word}.__main__").main())
     names = sorted({*_OWN, *_OTHERS})
     close = difflib.get_close_matches(word, names, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""

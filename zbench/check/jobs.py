@@ -26,7 +26,7 @@ def read_job(kind: str, words: Sequence[str]) -> FunctionCheck:
         found = f"has {', '.join(named)}" if named else "has none"
         raise ValueError(f"zbench check {kind} {found}; it takes one function, as MODULE:FUNCTION")
     given = split_settings(words, _KEYS, f"zbench check {kind}")
-    ranks = whole_number("ranks", given.get("ranks", "1"), 1, MOST_RANKS)
+    ranks = whole_number("ranks", given.get("ranks", "1"), MOST_RANKS)
     over, dtype, device = given.get("over", "mean"), given.get("dtype", "float64"), given.get("device", "cpu")
     for key, value, options in (
         ("over", over, ("mean", "sum")),
@@ -42,5 +42,5 @@ def read_job(kind: str, words: Sequence[str]) -> FunctionCheck:
     for case in chosen:
         if case not in cases:
             raise ValueError(not_among("case", case, cases))
-    seconds = whole_number("seconds", given.get("seconds", "30"), 1, 3600)
+    seconds = whole_number("seconds", given.get("seconds", "30"), 3600)
     return FunctionCheck(kind, named[0], tuple(chosen), ranks, dtype, device, over, seconds)

@@ -46,13 +46,13 @@ def _contract(given: dict[str, str]) -> Contract:
     if given["contract"] not in CONTRACTS:
         raise ValueError(not_among("contract", given["contract"], CONTRACTS))
     keys: dict[str, Any] = {
-        key: whole_number(key, given[key], 1, _MOST) for key in ("max_tokens", "least", "multiple") if key in given
+        key: whole_number(key, given[key], _MOST) for key in ("max_tokens", "least", "multiple") if key in given
     }
     if "equal_size" in given:
         if given["equal_size"] not in ("true", "false"):
             raise ValueError(f"equal_size is {given['equal_size']!r}; it takes true or false")
         keys["equal_size"] = given["equal_size"] == "true"
-    return contract_named(given["contract"], whole_number("ranks", given["ranks"], 1, 2**20), keys)
+    return contract_named(given["contract"], whole_number("ranks", given["ranks"], 2**20), keys)
 
 
 def _told(schedule: Schedule) -> str:

@@ -24,12 +24,12 @@ def split_settings(words: Sequence[str], keys: Sequence[str], of: str) -> dict[s
     return given
 
 
-def whole_number(key: str, value: str, least: int, most: int) -> int:
-    """Returns the number that a setting has.
+def whole_number(key: str, value: str, most: int) -> int:
+    """Returns the number that a setting has, of at least 1.
 
     Raises:
         ValueError: it is none, or out of bounds.
     """
-    if not (value.isascii() and value.isdigit()) or not least <= int(value[:20]) <= most:
-        raise ValueError(f"{key} is {value!r}; it takes a whole number from {least} to {most}")
+    if not (value.isascii() and value.isdigit()) or not 1 <= int(value[:20]) <= most:
+        raise ValueError(f"{key} is {value!r}; it takes a whole number from 1 to {most}")
     return int(value)

@@ -17,7 +17,7 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NoReturn
 
 from zbench.console.elastic import tell
@@ -44,6 +44,18 @@ class Parser(argparse.ArgumentParser):
             words = message.removeprefix(UNKNOWN).split()
             message = UNKNOWN + " ".join([word for word in words if word.startswith("-")] or words)
         raise ValueError(f"{message} (see --help)")
+
+
+def known_words(flag: str, given: str, known: Collection[str]) -> list[str]:
+    """Returns the words of a flag, which commas separate.
+
+    Raises:
+        ValueError: one of them is not known; the message names the flag, the word and what the flag takes.
+    """
+    words = given.split(",")
+    if wrong := [word for word in words if word not in known]:
+        raise ValueError(f"{flag} has {wrong[0]!r}; it takes {', '.join(known)}")
+    return words
 
 
 @contextlib.contextmanager

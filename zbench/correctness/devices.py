@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zbench.console.command import Parser
+from zbench.console.command import Parser, known_words
 from zbench.console.extras import need
 from zbench.correctness.ledger import Finding, Ledger
 from zbench.correctness.plans import EXECUTORS, PRECISIONS, REFERENCE, Precision, outcomes
@@ -47,15 +47,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--shrink", type=int, default=1, help="divide the kernels' lengths by this, for a quick look")
     asked = parser.parse_args(arguments)
     need("torch", "python -m zbench.correctness")
-    parts, names = asked.parts.split(","), asked.systems.split(",")
-    wanted = asked.precisions.split(",")
-    for flag, given, known in (
-        ("--parts", parts, PARTS),
-        ("--systems", names, choices("system")),
-        ("--precisions", wanted, every),
-    ):
-        if wrong := [one for one in given if one not in known]:
-            raise ValueError(f"{flag} has {wrong[0]!r}; it takes {', '.join(known)}")
+    parts = known_words("--parts", asked.parts, PARTS)
+    names = known_words("--systems", asked.systems, choices("system"))
+    wanted = known_words("--precisions", asked.precisions, every)
     check_whole_number("--shrink", asked.shrink, 1)
     kind, name, version = _device(asked.device)
     circumstances = {"sources": source_digest(), "torch": version}

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from zbench.console.command import Parser
+from zbench.console.command import Parser, known_words
 from zbench.correctness.adversarial import KINDS
 from zbench.correctness.combinations import GROUPS, Combinations, CombinationVerdict
 from zbench.correctness.cover import Combination, pairwise_cover
@@ -45,18 +45,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, help="keep what was found in this file, and go on from there")
     parser.add_argument("--markdown", action="store_true", help="the table for a document")
     asked = parser.parse_args(arguments)
-    given = {group: getattr(asked, f"{group}s").split(",") for group in GROUPS}
-    for flag, names, known in (
-        *((f"--{group}s", given[group], choices(group)) for group in GROUPS),
-        ("--batches", asked.batches.split(","), KINDS),
-    ):
-        if wrong := [name for name in names if name not in known]:
-            raise ValueError(f"{flag} has {wrong[0]!r}; it takes {', '.join(known)}")
+    given = {group: known_words(f"--{group}s", getattr(asked, f"{group}s"), choices(group)) for group in GROUPS}
+    kinds = known_words("--batches", asked.batches, KINDS)
     for flag, value, least in (("--tokens-per-gpu", asked.tokens_per_gpu, 1), ("--seed", asked.seed, 0)):
         check_whole_number(flag, value, least)
     if asked.nodes is not None:
         check_whole_number("--nodes", asked.nodes, 1)
-    kinds = asked.batches.split(",")
     ledger = None
     if asked.out is not None:
         asked_for: dict[str, Any] = {name: getattr(asked, name) for name in ("tokens_per_gpu", "seed", "nodes")}

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from zbench.console.command import Parser
+from zbench.console.command import Parser, known_words
 from zbench.console.meter import Meter
 from zbench.correctness.reference.judge import Verifier, verifier
 from zbench.correctness.score import TITLES, Score, failures, markdown, score_rows
@@ -36,9 +36,7 @@ def main(arguments: Sequence[str], verify: Verifier = verifier) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time (default: cores)")
     parser.add_argument("--markdown", action="store_true", help="tables as markdown")
     asked = parser.parse_args(arguments)
-    names = asked.systems.split(",")
-    if wrong := [name for name in names if name not in choices("system")]:
-        raise ValueError(f"--systems has {wrong[0]!r}; it takes {', '.join(choices('system'))}")
+    names = known_words("--systems", asked.systems, choices("system"))
     for flag, value, least in (
         ("--mutants", asked.mutants, len(names)),
         ("--seed", asked.seed, 0),

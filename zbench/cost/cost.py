@@ -10,6 +10,7 @@ cause, and docs/cost.md derives it:
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -41,8 +42,8 @@ class Cost(LinearCost):
     pipelines: what runs the plans has tensor and pipeline parallelism (zbench.plans.pipelines); the torch executor has
         not. even_slices: pipelines cut parameters in slices that are alike, as in whole steps; elsewhere stages of more
         GPUs than kv heads have these twice.
-    tp, bonded_nics: GPUs that are one rank, NICs that are one of `cluster`, which with `model` is then as
-        zbench.cost.ranks_of_gpus makes them. inner: the domains of GPUs that such a group has.
+    tp: GPUs that are one rank; `cluster` and `model` are then as zbench.cost.ranks_of_gpus makes them. inner: the
+        domains of GPUs that such a group has.
     pp: stages; `cluster` is then that of one stage, and a rank is one of each (zbench.cost.ranks_of_gpus).
     single: where a rank is more than one GPU, the cost model of GPUs that this one was made of.
     expert_gpus, expert_cut: GPUs that hold all experts of a layer together, and those over which each of these is cut.
@@ -66,7 +67,6 @@ class Cost(LinearCost):
     even_slices: bool = False
     tp: int = 1
     pp: int = 1
-    bonded_nics: int = 1
     inner: tuple[Domain, ...] = ()
     single: "Cost | None" = None
     expert_gpus: int = 1
@@ -90,24 +90,24 @@ class Cost(LinearCost):
     @property
     def of_step(self) -> "Cost":
         """This cost model for all micro-batches of a step."""
-        single = None if self.single is None else self.single.of_step
-        return replace(self, opens_step=True, closes_step=True, single=single)
+        return self._with(opens_step=True, closes_step=True)
 
     def routed_by(self, experts: Experts, draw: tuple[int, int | None]) -> "Cost":
         """Returns the same cost model for another choice of experts, or another draw of it."""
-        single = None if self.single is None else self.single.routed_by(experts, draw)
-        return replace(self, experts=experts, draw=draw, single=single)
+        return self._with(experts=experts, draw=draw)
 
     def of_rounds(self, workers: int, under_way: float) -> "Cost":
         """Returns the same cost model of one of several workers that train apart, as of the fields."""
-        single = None if self.single is None else self.single.of_rounds(workers, under_way)
-        return replace(self, workers=workers, under_way=under_way, single=single)
+        return self._with(workers=workers, under_way=under_way)
 
     @property
     def not_waiting(self) -> "Cost":
         """This cost model, of GPUs and of groups, where nothing waits for copies to and from host memory."""
-        single = None if self.single is None else self.single.not_waiting
-        return replace(self, waits_for_hosts=False, single=single)
+        return self._with(waits_for_hosts=False)
+
+    def _with(self, **changed: Any) -> "Cost":
+        """Returns this cost model with other fields, and with the same ones in that of GPUs."""
+        return replace(self, **changed, single=None if self.single is None else self.single._with(**changed))
 
     @property
     def gpus(self) -> "Cost":

@@ -84,7 +84,6 @@ def grouped(cost: Cost, tp: int) -> Cost:
         model=_model(model, tp),
         pipelines=False,
         tp=tp,
-        bonded_nics=cluster.nics_per_node // nics,
         inner=tuple(one for one in cluster.domains if one.gpus <= tp),
         single=cost.gpus,
     )

@@ -43,7 +43,7 @@ def check_boolean(field: str, value: object) -> None:
         raise ValueError(f"{field} is {value!r}; it takes true or false")
 
 
-def check_choice(field: str, value: str, choices: Sequence[str]) -> None:
+def check_choice(field: str, value: object, choices: Sequence[str]) -> None:
     """Refuses a word that is none of several choices.
 
     Raises:
@@ -142,10 +142,7 @@ def check_on_hosts(optimizer: int | str, parameters: int | str, updates: tuple[s
     ):
         if value not in words and not (is_whole(value) and 1 <= value <= MOST):
             raise ValueError(f"memory.{key} is {value!r}; it takes {_LAYERS}, {', '.join(words[:-1])} or {words[-1]}")
-    if when not in HOST_UPDATES:
-        raise ValueError(
-            f"memory.host_updates is {when!r}; it takes {', '.join(HOST_UPDATES[:-1])} or {HOST_UPDATES[-1]}"
-        )
+    check_choice("memory.host_updates", when, HOST_UPDATES)
     if carried != ALL_LAYERS and when != ACROSS_STEPS:
         raise ValueError(
             f"memory.carried_layers is {carried}; with memory.host_updates={when} it takes {ALL_LAYERS}, or "

@@ -7,7 +7,7 @@ the layers is another matter (zbench.describe.overlap).
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from zbench.describe.checks import is_whole
+from zbench.describe.checks import check_choice, is_whole
 
 NONE, SLICED, ASYNC_TP, COMMFUSE, QUERY_SPLIT = METHODS = ("none", "sliced", "async_tp", "commfuse", "query_split")
 RING, DIRECT = TRANSFERS = ("ring", "direct")
@@ -52,9 +52,7 @@ class ExchangeOverlap:
 
     def __post_init__(self) -> None:
         for name, choices in (("method", METHODS), ("transfers", TRANSFERS), ("balance", BALANCES)):
-            value = getattr(self, name)
-            if value not in choices:
-                raise ValueError(f"overlap.{name} is {value!r}; it takes {', '.join(choices[:-1])} or {choices[-1]}")
+            check_choice(f"overlap.{name}", getattr(self, name), choices)
         if self.slices != BEST and not (is_whole(self.slices) and 1 <= self.slices <= MOST_SLICES):
             raise ValueError(
                 f"overlap.slices is {self.slices!r}; it takes a whole number from 1 to {MOST_SLICES}, or {BEST}"

@@ -79,8 +79,7 @@ class ExpertChunks:
     def __post_init__(self) -> None:
         for name in ("forward", "backward"):
             check_whole_number(f"experts' chunks {name}", getattr(self, name), 1, MOST_CHUNKS)
-        if self.weights not in WEIGHTS:
-            raise ValueError(f"experts' chunks weights is {self.weights!r}; it takes {' or '.join(WEIGHTS)}")
+        check_choice("experts' chunks weights", self.weights, WEIGHTS)
 
     def __str__(self) -> str:
         late = " gradients last" if self.weights == AFTER_CHUNKS else ""
@@ -110,10 +109,7 @@ class ExpertSchedule:
     gradients: str = WITH_LAYER
 
     def __post_init__(self) -> None:
-        if self.name not in SCHEDULES:
-            raise ValueError(
-                f"experts.schedule is {self.name!r}; it takes {', '.join(SCHEDULES[:-1])} or {SCHEDULES[-1]}"
-            )
+        check_choice("experts.schedule", self.name, SCHEDULES)
         if self.degree != AUTO and not (is_whole(self.degree) and 1 <= self.degree <= MOST_CHUNKS):
             raise ValueError(
                 f"experts.degree is {self.degree!r}; it takes a whole number from 1 to {MOST_CHUNKS}, or {AUTO}"

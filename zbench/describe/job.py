@@ -6,7 +6,7 @@ Pure data: conf/job sets it; zbench.simulated.iterations plays what it says.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from zbench.describe.checks import check_whole_number, is_whole
+from zbench.describe.checks import check_choice, check_whole_number, is_whole
 from zbench.describe.cluster import Cluster
 from zbench.describe.rollouts.stages import ALGORITHMS, COLOCATE, NO_ROLLOUTS, PLACEMENTS, IterationStages, placed_sets
 from zbench.describe.units import parse, with_noun
@@ -69,9 +69,7 @@ class RolloutJob:
             ("placement", PLACEMENTS),
             ("generation_engine", GENERATION_ENGINES),
         ):
-            value = getattr(self, name)
-            if value not in choices:
-                raise ValueError(f"job.{name} is {value!r}; it takes {', '.join(choices[:-1])} or {choices[-1]}")
+            check_choice(f"job.{name}", getattr(self, name), choices)
         check_whole_number("job.generate_tensor", self.generate_tensor, 1, MOST_TENSOR)
         check_whole_number("job.generate_pipeline", self.generate_pipeline, 1, MOST_STAGES)
         check_whole_number("job.generate_nodes", self.generate_nodes, 0)

@@ -12,6 +12,7 @@ from zbench.describe.arrays import Ints
 from zbench.describe.checks import (
     MOST,
     check_boolean,
+    check_choice,
     check_chunk,
     check_experts,
     check_name,
@@ -172,9 +173,8 @@ class Model(StagedLayers, ModelParameters, ExpertLayers):
             ("router", ROUTERS),
             ("head", HEADS),
         ):
-            if getattr(self, field) not in choices and not isinstance(getattr(self, field), ShardDegrees):
-                takes = f"{', '.join(choices[:-1])} or {choices[-1]}"
-                raise ValueError(f"model.{field} is {getattr(self, field)!r}; it takes {takes}")
+            if not isinstance(getattr(self, field), ShardDegrees):
+                check_choice(f"model.{field}", getattr(self, field), choices)
         if self.recompute_layers != ALL_LAYERS:
             self._check_recompute_layers()
         check_stage_layers(self.stage_layers)

@@ -184,8 +184,8 @@ class TrainingMemory(HostUse):
         updates = self.host_updates, self.carried_layers
         check_on_hosts(self.optimizer_layers, self.parameter_layers, updates, self.optimizer_on_hosts)
 
-    def check_offload(self, granularity: str, stages: int, sharding: Sharding) -> None:
-        """Refuses what cannot be in host memory. granularity: of recomputation; stages: of a pipeline.
+    def check_offload(self, granularity: str, sharding: Sharding) -> None:
+        """Refuses what cannot be in host memory. granularity: of recomputation.
 
         Raises:
             ValueError: it cannot; the message names the keys.

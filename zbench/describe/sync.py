@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from zbench.describe.checks import check_whole_number
+from zbench.describe.checks import check_choice, check_whole_number
 from zbench.describe.cluster import Cluster
 
 EVERY_STEP, LOCAL_SGD, SLOWMO, CO2, DILOCO, STREAMING_DILOCO = METHODS = (
@@ -68,9 +68,7 @@ class RoundSync:
 
     def __post_init__(self) -> None:
         for name, choices in (("method", METHODS), ("worker", WORKERS), ("penalty", PENALTIES)):
-            value = getattr(self, name)
-            if value not in choices:
-                raise ValueError(f"sync.{name} is {value!r}; it takes {', '.join(choices[:-1])} or {choices[-1]}")
+            check_choice(f"sync.{name}", getattr(self, name), choices)
         check_whole_number("sync.steps", self.steps, 1, MOST_STEPS)
         for name, value, least, most in (
             ("lr", self.lr, 0.0, 10.0),

@@ -15,22 +15,28 @@ from zbench.plans.workers import joined_plans
 
 
 @dataclass(frozen=True, slots=True)
-class Dealt:
+class AroundSystem:
+    """A system around another one, of whose plans it makes its own."""
+
+    system: System
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The packages of `system` (zbench.interfaces.protocols)."""
+        return self.system.packages if isinstance(self.system, UsesPackages) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Dealt(AroundSystem):
     """A system that is given a batch in `count` parts of about equal tokens, one after the other; in fewer where there
     are fewer sequences. What it needs more micro-batches for, as memory, it still decides.
 
     made: makes the system for a part that is the first of its step, or not, and the last, or not
     (zbench.cost.cost.Cost.of_part), as a step gathers and reduces some once; None: `system` plans all parts alike."""
 
-    system: System
     count: int
     made: Callable[[bool, bool], System] | None = None
     known: dict[tuple[bool, bool], System] = field(default_factory=dict, repr=False, compare=False)
-
-    @property
-    def packages(self) -> tuple[str, ...]:
-        """The packages of `system` (zbench.interfaces.protocols)."""
-        return self.system.packages if isinstance(self.system, UsesPackages) else ()
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Returns the plans of all parts, one part after the other."""
@@ -52,18 +58,12 @@ class Dealt:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerPlans:
+class WorkerPlans(AroundSystem):
     """A system that plans for every worker by itself: a batch's sequences are dealt in `count` parts by their tokens,
     the longest first, whole, and which worker has which part is drawn (by the batch's seed and step), or the longest
     sequence of every batch would be the same worker's. A worker has none where there are fewer sequences."""
 
-    system: System
     count: int
-
-    @property
-    def packages(self) -> tuple[str, ...]:
-        """The packages of `system` (zbench.interfaces.protocols)."""
-        return self.system.packages if isinstance(self.system, UsesPackages) else ()
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Returns the plans of all workers, side by side."""
@@ -80,17 +80,11 @@ class WorkerPlans:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangedPlans:
+class ChangedPlans(AroundSystem):
     """A system whose plans are changed before anything else sees them. change: a batch and its plans to other plans of
     the same micro-batches."""
 
-    system: System
     change: Callable[[Batch, tuple[Plan, ...]], tuple[Plan, ...]]
-
-    @property
-    def packages(self) -> tuple[str, ...]:
-        """The packages of `system` (zbench.interfaces.protocols)."""
-        return self.system.packages if isinstance(self.system, UsesPackages) else ()
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Returns the changed plans."""
@@ -98,17 +92,11 @@ class ChangedPlans:
 
 
 @dataclass(frozen=True, slots=True)
-class MadeForDraws:
+class MadeForDraws(AroundSystem):
     """A system that is made anew for every batch, as what it plans for depends on what is drawn with it. system: as it
     is made for any batch; made: for a batch's seed and step."""
 
-    system: System
     made: Callable[[int, int], System]
-
-    @property
-    def packages(self) -> tuple[str, ...]:
-        """The packages of `system` (zbench.interfaces.protocols)."""
-        return self.system.packages if isinstance(self.system, UsesPackages) else ()
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Returns the plans of the system that is made for the batch."""
@@ -116,18 +104,12 @@ class MadeForDraws:
 
 
 @dataclass(frozen=True, slots=True)
-class BestPlans:
+class BestPlans(AroundSystem):
     """A system that plans each batch in several ways, of which one is taken. system: as it is made for a run; tried:
     made for each way, by name. best: a batch and its plans by name to those that are taken."""
 
-    system: System
     tried: Mapping[str, System]
     best: Callable[[Batch, Mapping[str, tuple[Plan, ...]]], tuple[Plan, ...]]
-
-    @property
-    def packages(self) -> tuple[str, ...]:
-        """The packages of `system` (zbench.interfaces.protocols)."""
-        return self.system.packages if isinstance(self.system, UsesPackages) else ()
 
     def plan(self, batch: Batch) -> tuple[Plan, ...]:
         """Returns the plans of the way that is best for the batch."""
@@ -137,9 +119,7 @@ class BestPlans:
 def undealt(system: System) -> System:
     """Returns the system itself, without what gives it parts of batches, makes it anew, changes its plans or chooses
     among them around it."""
-    if isinstance(system, Dealt | WorkerPlans | ChangedPlans | MadeForDraws | BestPlans):
-        return undealt(system.system)
-    return system
+    return undealt(system.system) if isinstance(system, AroundSystem) else system
 
 
 def dealt(seqs: Ints, lengths: Ints, count: int) -> list[Ints]:

@@ -63,23 +63,23 @@ def cluster_values(cluster: Cluster) -> dict[str, Any]:
     return _without_usual(values, Cluster) | {"device": _without_usual(device, Device), "domains": domains}
 
 
-def cluster_of(values: Any, where: str) -> Cluster:
+def cluster_of(values: Any) -> Cluster:
     """Returns the cluster that `cluster_values` wrote.
 
     Raises:
         ValueError: something is missing, unknown, or no such constant.
     """
-    values = _with_usual(values, Cluster, _CLUSTER, where)
-    device = _with_usual(values["device"], Device, _DEVICE, f"{where}.device")
+    values = _with_usual(values, Cluster, _CLUSTER, "cluster")
+    device = _with_usual(values["device"], Device, _DEVICE, "cluster.device")
     if not isinstance(values["domains"], list):
-        raise ValueError(f"{where}.domains is {shown(values['domains'])}; it has to be a list of domains")
+        raise ValueError(f"cluster.domains is {shown(values['domains'])}; it has to be a list of domains")
     for number, one in enumerate(values["domains"]):
-        check_plan_keys(one, _DOMAIN, f"{where}.domains[{number}]")
+        check_plan_keys(one, _DOMAIN, f"cluster.domains[{number}]")
     try:
         domains = tuple(Domain(**one) for one in values["domains"])
         return Cluster(**{**values, "device": Device(**device), "domains": domains})
     except (TypeError, AttributeError) as error:
-        raise ValueError(f"{where} has a constant of a type that it cannot be: {error}") from error
+        raise ValueError(f"cluster has a constant of a type that it cannot be: {error}") from error
 
 
 def model_values(model: Model) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def model_values(model: Model) -> dict[str, Any]:
     return _without_usual(values, Model)
 
 
-def model_of(values: Any, where: str) -> Model:
+def model_of(values: Any) -> Model:
     """Returns the model that `model_values` wrote.
 
     Raises:
@@ -106,7 +106,7 @@ def model_of(values: Any, where: str) -> Model:
         del values[_LOSS]
     if isinstance(values, Mapping) and values.get(_HIDDEN[0]) is _HIDDEN[1]:
         values = {name: value for name, value in values.items() if name != _HIDDEN[0]}
-    values = _with_usual(values, Model, _MODEL, where)
+    values = _with_usual(values, Model, _MODEL, "model")
     sharding = values["sharding"]
     try:
         if isinstance(sharding, Mapping):
@@ -114,7 +114,7 @@ def model_of(values: Any, where: str) -> Model:
             sharding = ShardDegrees(**{**sharding, "bits": bits})
         return Model(**{**values, "mask": Mask.of(values["mask"]), "sharding": sharding})
     except TypeError as error:
-        raise ValueError(f"{where} has a size of a type that it cannot be: {error}") from error
+        raise ValueError(f"model has a size of a type that it cannot be: {error}") from error
 
 
 def _usual(kind: type) -> dict[str, Any]:

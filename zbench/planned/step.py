@@ -171,7 +171,7 @@ def _step(found: Mapping[str, Any]) -> StepPlans:
         raise ValueError(f"system is {shown(found['system'])}; it has to be text")
     plans = tuple(plan_of(values, f"plans[{number}]") for number, values in enumerate(found["plans"]))
     lengths = ints(found["lengths"], "lengths")
-    cluster, model = cluster_of(found["cluster"], "cluster"), model_of(found["model"], "model")
+    cluster, model = cluster_of(found["cluster"]), model_of(found["model"])
     return StepPlans(plans, lengths, cluster, model, found["system"], strategy_of(found, STRATEGY))
 
 

@@ -12,7 +12,7 @@ and there is no GPU; 130 stopped by Ctrl-C.
 
 import sys
 
-from zbench.console.command import Parser, loading, ran
+from zbench.console.command import Parser, known_words, loading, ran
 
 with loading(__name__):
     import shlex
@@ -106,9 +106,7 @@ def _main() -> int:
     add_trust(parser)
     asked = parser.parse_args()
     need("torch", "python -m zbench.predicted")
-    names = asked.workloads.split(",")
-    if wrong := [name for name in names if name not in WORKLOADS]:
-        raise ValueError(f"--workloads has {wrong[0]!r}; it takes {', '.join(WORKLOADS)}")
+    names = known_words("--workloads", asked.workloads, WORKLOADS)
     own = [] if asked.config_dir is None else ["--config-dir", asked.config_dir]
     rows, failed = [], []
     with _folder(asked.out):

@@ -72,7 +72,7 @@ def _main() -> int:
     advice = [advice_told(path) for path in answers]
     records = [path for path in arguments.files if path not in answers]
     runs = read_all(records) if records else []
-    steps, left_out = looked_into(runs, steps_to_show(runs, arguments.steps), arguments.trust)
+    steps, left_out = looked_into(steps_to_show(runs, arguments.steps), arguments.trust)
     found = overview(runs, arguments.convention)
     text = page(
         {
@@ -151,9 +151,7 @@ def steps_to_show(runs: Sequence[Run], steps: str) -> list[tuple[Run, Line]]:
     return [(run, line) for _, run, line in sorted(found, key=lambda one: one[0])]
 
 
-def looked_into(
-    runs: Sequence[Run], wanted: Sequence[tuple[Run, Line]], trust: bool = False
-) -> tuple[dict[str, Any], list[str]]:
+def looked_into(wanted: Sequence[tuple[Run, Line]], trust: bool = False) -> tuple[dict[str, Any], list[str]]:
     """Returns (what the page has of each step, by 'RUN/STEP'; what had to be left out, in sentences). trust: as of
     Replay."""
     out: dict[str, Any] = {}

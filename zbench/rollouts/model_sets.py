@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zbench.describe.checks import check_choice
 from zbench.describe.rollouts.stages import ACTOR, COLOCATE, PLACEMENTS, placed_sets
 from zbench.describe.units import with_noun
 
@@ -23,8 +24,7 @@ class ModelSets:
             ValueError: there is no such placement, no model for a second set, or other numbers than one of at least 1
                 for each set.
         """
-        if placement not in PLACEMENTS:
-            raise ValueError(f"placement is {placement!r}; it takes {', '.join(PLACEMENTS[:-1])} or {PLACEMENTS[-1]}")
+        check_choice("placement", placement, PLACEMENTS)
         sets = placed_sets(placement, (ACTOR, *models))
         told = "; ".join(map(", ".join, sets))
         if placement != COLOCATE and len(sets) == 1:

@@ -68,17 +68,17 @@ def job_transition(job: RolloutJob, cost: Cost, whole: Cost) -> Transition:
     """
     gpus, engine = cost.cluster.num_ranks, job_engine(job, cost)
     if engine == STANDALONE:
-        gathered = [_played(_sharded(gpus, 1), cost)] if _in_shards(cost) else []
+        gathered = [_played(_sharded(gpus), cost)] if _in_shards(cost) else []
         first = JobGeneration.of(job, cost).first
         sent = _played(_sent(cost, whole, first.pipeline, first.tensor), whole, first.pipeline)
         return Transition(engine, [*gathered, sent, *_by_hosts(job, cost, loaded=False)])
     if engine == HOSTS:
         gathers = _in_shards(cost) and _usual_engine(cost) == DS_CHAT
         every = gathers or not _in_slices(cost)  # on each GPU, before they are copied
-        gathered = [_played(_sharded(gpus, 1), cost)] if gathers else []
+        gathered = [_played(_sharded(gpus), cost)] if gathers else []
         return Transition(engine, [*gathered, *_by_hosts(job, cost, loaded=not every)])
     if engine == DS_CHAT:
-        return Transition(engine, [_played(_sharded(gpus, 1), cost)])
+        return Transition(engine, [_played(_sharded(gpus), cost)])
     change = resharding_of(engine, *_degrees(job, cost)) if engine else None
     stages = cost.model.pipeline_parallel
     return Transition(engine, [] if change is None else [_played(_gathered(change), cost, stages)])
@@ -159,9 +159,9 @@ def _by_hosts(job: RolloutJob, cost: Cost, loaded: bool) -> list[PlayedChange]:
     return [PlayedChange(one, none, none) for one in seconds]
 
 
-def _sharded(gpus: int, tensor: int) -> StepOf:
+def _sharded(gpus: int) -> StepOf:
     """Returns the step from shards of every GPU to all weights on each, of a model."""
-    return _gathered(resharding_of(DS_CHAT, TrainDegrees(1, gpus, 1), GenerateDegrees(1, tensor)))
+    return _gathered(resharding_of(DS_CHAT, TrainDegrees(1, gpus, 1), GenerateDegrees(1, 1)))
 
 
 def _sent(cost: Cost, whole: Cost, stages: int, tensor: int) -> StepOf:

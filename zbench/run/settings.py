@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from zbench.describe.checks import check_boolean, check_whole_number
+from zbench.describe.checks import check_boolean, check_choice, check_whole_number
 from zbench.describe.mask import Mask
 from zbench.describe.worlds import NOMINAL
 from zbench.interfaces.abilities import TracesSteps
@@ -56,8 +56,7 @@ class Settings:
         free = self.free_groups
         if set(free) - set(FREE) or len(set(free)) < len(free):
             raise ValueError(f"free_groups is {list(free)}; it takes a list of {' and '.join(FREE)}, or []")
-        if self.planners_see not in PLANNERS_SEE:
-            raise ValueError(f"planners_see is {self.planners_see!r}; it takes {' or '.join(PLANNERS_SEE)}")
+        check_choice("planners_see", self.planners_see, PLANNERS_SEE)
         Mask.of(self.mask)
 
     @staticmethod

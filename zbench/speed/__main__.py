@@ -9,7 +9,7 @@ again. Exit codes: 0; 1 something failed; 2 bad input, such as no CUDA device; 1
 
 import sys
 
-from zbench.console.command import Parser, loading, ran
+from zbench.console.command import Parser, known_words, loading, ran
 from zbench.describe.units import with_noun
 
 with loading(__name__):
@@ -78,9 +78,7 @@ def _main() -> int:
     parser.add_argument("--kernel", default=None, help="of attention; left out, the fastest that was measured here")
     asked = parser.parse_args()
     need("torch", "python -m zbench.speed")
-    parts = asked.parts.split(",")
-    if wrong := [one for one in parts if one not in PARTS]:
-        raise ValueError(f"--parts has {wrong[0]!r}; it takes {', '.join(PARTS)}")
+    parts = known_words("--parts", asked.parts, PARTS)
     if asked.device == "cpu" and not asked.tiny:
         raise ValueError("--device is cpu, which takes --tiny: it tries the path; a step of the whole size takes hours")
     size = TINY if asked.tiny else SpeedSize()
@@ -194,7 +192,7 @@ class Session:
 
         first = self.parts(workloads[0], layers)
         _tell(f"{part}: {with_noun(layers, 'layer')}")
-        with trainer_of(first.cost, first.workload, kernel or "auto", None) as trainer:
+        with trainer_of(first.cost, first.workload, kernel or "auto") as trainer:
             for name in workloads:
                 if not self.ledger.has(f"{part} {name}"):
                     _tell(f"{part} {name}")

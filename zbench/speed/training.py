@@ -87,12 +87,12 @@ def most_layers(cost: Cost, tokens: int, capacity_bytes: int, levels: tuple[str,
 
 
 @contextmanager
-def trainer_of(cost: Cost, workload: Workload, kernel: str, compiled: bool | None) -> Iterator[Trainer]:
+def trainer_of(cost: Cost, workload: Workload, kernel: str) -> Iterator[Trainer]:
     """Makes a rank that is all ranks, on this process's GPU if there is one."""
     store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     board = Board(bytearray(SLOT_BYTES), 0)
     rendezvous = Rendezvous(0, 1, 0, 1, HOST, store.port, "speed", PATIENCE, False, board)
-    job = Job(cost, workload, 0, kernel, PARAMETERS, AdamW(), False, compile=compiled)
+    job = Job(cost, workload, 0, kernel, PARAMETERS, AdamW(), False)
     trainer = Trainer(0, 1, rendezvous, job)
     try:
         yield trainer

@@ -65,11 +65,6 @@ class Relation:
         """The groups of parts of the first and of the second index."""
         return self.first_group, self.second_group
 
-    @property
-    def num_pairs(self) -> int:
-        """The number of pairs of groups that meet."""
-        return len(self.partners)
-
     def turned(self) -> tuple[Ints, Ints]:
         """Returns (offsets, groups of the first index) for every group of the second."""
         groups = int(self.second_group.max()) + 1

@@ -120,12 +120,12 @@ def operation_row(
     return [kind, what, *ends, *padded, layer, QUEUES.index(queue), version, -1, -1]
 
 
-def operation_table(kind: int, what: int, places: Ints, lists: Sequence[Ints], queue: str) -> Ints:
-    """Returns the rows of operations of one kind on several places, int64 [places, columns]. lists: up to three, a
+def compute_table(what: int, places: Ints, lists: Sequence[Ints]) -> Ints:
+    """Returns the rows of computes of one formula on several places, int64 [places, columns]. lists: up to three, a
     column each."""
     table = np.full((len(places), len(COLUMN_NAMES)), -1, np.int64)
-    table[:, 0], table[:, 1], table[:, 2], table[:, 7] = kind, what, places, 0
+    table[:, 0], table[:, 1], table[:, 2], table[:, 7] = COMPUTE, what, places, 0
     for at, column in enumerate(lists):
         table[:, 4 + at] = column
-    table[:, 8], table[:, 9] = QUEUES.index(queue), 0
+    table[:, 8], table[:, 9] = QUEUES.index("compute"), 0
     return table

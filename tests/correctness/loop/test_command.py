@@ -26,6 +26,8 @@ from zbench.runtime.job.job import AdamW
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.runtime.rollouts.policy_job import LOOP_SCHEDULES, TAIL
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SHARED = Loop(HYBRIDFLOW, TrainDegrees(2, 2, 1), GenerateDegrees(1, 2), 1, "verl_balance")
 SPLIT_PPO = Loop(
     HYBRIDFLOW,
@@ -38,11 +40,6 @@ SPLIT_PPO = Loop(
     beside=(2,),
     has_reward_model=True,
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 @pytest.mark.sampled(2)

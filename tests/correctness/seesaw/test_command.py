@@ -19,6 +19,8 @@ from zbench.rollouts.seesaw_phases import buffer_fills
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.runtime.rollouts.seesaw_job import SeesawReport
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STAGES, SLICES, BOTH = GenerateDegrees(4, 1), GenerateDegrees(1, 4), GenerateDegrees(2, 2)
 CASES = [
     SeesawCase(STAGES, SLICES, 1),
@@ -28,11 +30,6 @@ CASES = [
 SHORT: Mapping[int, Ints] = {  # responses of one token, but for two
     number: np.append(prompt, [5, 0] if number in (0, 13) else [0]) for number, prompt in enumerate(seesaw_prompts(3))
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def test_two_layouts_come_to_one_process() -> None:

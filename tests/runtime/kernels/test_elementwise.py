@@ -1,7 +1,7 @@
 """Elementwise work: gradients against autograd's, compiled against not, and what is said where nothing compiles."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,12 @@ from zbench.runtime.kernels.elementwise import (
 )
 from zbench.runtime.training.transformer import rope
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 CPU = torch.device("cpu")
 ROWS, HEADS, KV_HEADS, DIM = 7, 4, 2, 6
 MODEL = Model("small", 1, 24, HEADS, KV_HEADS, DIM, 10, 30, element_bytes=8, lse_bytes=8)
 PLAIN = Elementwise()
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def draw(*shape: int, rows: int = ROWS) -> Tensor:

@@ -17,16 +17,9 @@ from zbench.runtime.kernels.cpu import FlashCPU
 from zbench.runtime.kernels.cuda import Flash, Flash2, Flash3, Op, SegmentCall, TorchFlash
 from zbench.runtime.kernels.kernels import Matmul, Triple, choose_kernel
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that wait for a busy core take their time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def attention(

@@ -5,17 +5,14 @@ import pytest
 
 from tests.bench.held_rounds import MEMORIES, SYNCS, held_rounds
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CASES = [
     ("zeppelin", "slowmo", "ZeRO-2"),
     ("ring", "co2", "as alst, 8 tokens, ZeRO-3"),
     ("zeppelin", "streaming_diloco", "chunked, 8 tokens, ZeRO-3"),
     ("ulysses", "streaming_diloco, ranks", "state on hosts, ZeRO-2"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 @pytest.mark.parametrize(("system", "sync", "memory"), CASES)

@@ -1,5 +1,6 @@
 """Instructions of steps: what can be seen without running them; that they are right, tests of the command see."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
 
@@ -8,8 +9,10 @@ import pytest
 
 from tests.helpers.steps import MODEL, pipeline_plans, plan_of
 from tests.step.test_small_steps import OFFLOAD
-from zbench.runtime.steps.compiler import blocks, compile_step, start_of
+from zbench.describe.arrays import Floats
+from zbench.runtime.steps.compiler import blocks, start_of
 from zbench.runtime.steps.instructions import Compute, Exchange, Forget, Programs, TemplateProgram, holders
+from zbench.runtime.steps.recurring import KeptPrograms
 from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import COMPUTE
 from zbench.step.passes.build import whole_step
@@ -29,8 +32,13 @@ def step_of(degree: int, ranks: int, zero: str, recompute: str, stages: int, lon
     return whole_step(THREE, plans, degree, zero, 1, recompute, stages=stages)
 
 
+def programs_of(step: Step, process: int, seconds: Sequence[Floats | None] = ()) -> Programs:
+    """Returns the instructions of a step for a process, all made anew."""
+    return KeptPrograms().of(step, process, holders(step), seconds)
+
+
 def compiled(step: Step) -> list[Programs]:
-    return [compile_step(step, process, holders(step)) for process in range(step.num_gpus)]
+    return [programs_of(step, process) for process in range(step.num_gpus)]
 
 
 def played(step: Step, programs: Programs) -> list[tuple[int, Exchange]]:

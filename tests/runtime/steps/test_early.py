@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.runtime.steps.test_compiler import CASES, step_of
+from tests.runtime.steps.test_compiler import CASES, programs_of, step_of
 from zbench.runtime.steps import compiler
-from zbench.runtime.steps.compiler import compile_step
 from zbench.runtime.steps.early import EARLY, with_early_exchanges
 from zbench.runtime.steps.instructions import (
     Cells,
@@ -16,7 +15,6 @@ from zbench.runtime.steps.instructions import (
     Instruction,
     Parcel,
     TemplateProgram,
-    holders,
 )
 from zbench.step.operations import QUEUES
 
@@ -128,10 +126,10 @@ def test_exchanges_and_computes_keep_their_order(
     """Of real steps: what names messages, and what every cell goes through, is as the step says; and some are ahead."""
     step, ahead = step_of(*case), 0
     for process in range(step.num_gpus):
-        early = compile_step(step, process, holders(step))
+        early = programs_of(step, process)
         with monkeypatch.context() as there:
             there.setattr(compiler, "with_early_exchanges", lambda every, apart: list(every))
-            plain = compile_step(step, process, holders(step))
+            plain = programs_of(step, process)
         for key, program in early.items():
             for kind in (Exchange, Compute):
                 assert of(program, kind) == of(plain[key], kind)

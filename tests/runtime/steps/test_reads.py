@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from tests.runtime.steps.test_compiler import programs_of
 from zbench.correctness.loop.cases import Loop, LoopSteps
 from zbench.rollouts.degrees import GenerateDegrees, TrainDegrees
 from zbench.rollouts.engines import DS_CHAT, HYBRIDFLOW
-from zbench.runtime.steps.compiler import compile_step
-from zbench.runtime.steps.instructions import Compute, holders
+from zbench.runtime.steps.instructions import Compute
 from zbench.runtime.steps.reads import sequences_read
 from zbench.runtime.steps.tokens import TokenParts
 from zbench.step.template import Step
@@ -20,7 +20,7 @@ def compiled(step: Step, tokens: tuple[TokenParts, ...]) -> list[set[int]]:
     found = []
     for process in range(step.num_gpus):
         mine = set[int]()
-        for program in compile_step(step, process, holders(step)).values():
+        for program in programs_of(step, process).values():
             formulas = step.layouts[program.layout].formulas
             for one in program.instructions:
                 if isinstance(one, Compute) and "t" in (slots := formulas[one.formula].slots):

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.runtime.steps.test_compiler import CASES, PIPELINES, step_of
-from zbench.runtime.steps.compiler import compile_step
+from tests.runtime.steps.test_compiler import CASES, PIPELINES, programs_of, step_of
 from zbench.runtime.steps.instructions import Programs, holders
 from zbench.runtime.steps.recurring import KeptPrograms
 from zbench.step.template import Encoding, Step
@@ -33,9 +32,9 @@ def test_steps_with_as_many_parts_have_the_same_instructions(case: tuple[int, in
     assert sizes[0].sum() < sizes[1].sum()
     for process in range(first.num_gpus):
         made = kept(store, first, process)
-        assert made == compile_step(first, process, holders(first))
+        assert made == programs_of(first, process)
         again = kept(store, other, process)
-        assert again == compile_step(other, process, holders(other))
+        assert again == programs_of(other, process)
         assert same(made, again) == len(made)
 
 
@@ -43,7 +42,7 @@ def test_pipelines_that_differ_have_their_own() -> None:
     store = KeptPrograms()
     for step in (step_of(*CASES[0]), PIPELINES, step_of(*CASES[1])):
         for process in range(step.num_gpus):
-            assert kept(store, step, process) == compile_step(step, process, holders(step))
+            assert kept(store, step, process) == programs_of(step, process)
 
 
 def moved(step: Step) -> Step:
@@ -87,13 +86,13 @@ def test_what_changes_instructions_is_seen(change: Callable[[Step], Step]) -> No
     if change is coarser:
         kept(store, encoded(step))
     other = change(step)
-    assert compile_step(other, 0, holders(other)) != compile_step(step, 0, holders(step))
-    assert kept(store, other) == compile_step(other, 0, holders(other))
+    assert programs_of(other, 0) != programs_of(step, 0)
+    assert kept(store, other) == programs_of(other, 0)
 
 
 def test_what_was_asked_for_longest_ago_goes_first() -> None:
     one, other = step_of(*CASES[0]), step_of(*CASES[2])
-    size = sum(len(program.instructions) for program in compile_step(one, 0, holders(one)).values())
+    size = sum(len(program.instructions) for program in programs_of(one, 0).values())
     store = KeptPrograms(most=size)
     first = kept(store, one)
     assert same(first, kept(store, one)) == len(first)

@@ -1,6 +1,5 @@
 """The reference against one run over all sequences under a mask, and against finite differences."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -14,20 +13,13 @@ from zbench.runtime.training import dense as module
 from zbench.runtime.training.dense import dense_loss
 from zbench.runtime.training.transformer import Transformer
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 MODEL = Model("small", 2, 16, 4, 2, 4, 24, 13, element_bytes=8)
 EXPERTS = replace(MODEL, num_experts=3, experts_per_token=2, tied_embeddings=True, recompute="full")
 SEQUENCES: list[NDArray[np.integer]] = [np.array(s, np.uint8) for s in ([3, 1, 4, 1, 5, 9, 2], [6], [5, 3], [5, 8])]
 TARGETS = torch.tensor([1, 4, 1, 5, 9, 2, 0, 0, 3, 0, 8, 0])
 OWNER = torch.tensor([0] * 7 + [1] + [2] * 2 + [3] * 2)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that share a busy core wait for each other, a hundred times longer than they compute here."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def lively(model: Model) -> dict[str, Tensor]:

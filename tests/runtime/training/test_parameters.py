@@ -23,6 +23,8 @@ from zbench.runtime.training.parameters import AdamW, Parameters, Replicated, Sh
 from zbench.runtime.training.reduction import Flat
 from zbench.runtime.training.transformer import Attend, Transformer
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 RANKS, STEPS, SAVED, SEED = 2, 5, 2, 4
 ADAMW = AdamW(lr=1e-2, weight_decay=0.3)
 # Nothing is even: 31 tokens, 5 experts, and 24 and 72 rows are cut in two, as are norms.
@@ -36,15 +38,6 @@ KINDS: dict[str, Callable[..., Parameters]] = {
 # Lengths of the sequences of every rank in every micro-batch; a rank without any has no tokens.
 MICRO_BATCHES = (((5, 1, 9), (2,)), ((), (7, 3)), ((4,), ()))
 NUM_TOKENS = sum(sum(own) for micro in MICRO_BATCHES for own in micro)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that share a busy core wait for each other, a hundred times longer than they compute here."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def sequences(step: int, micro: int, rank: int) -> list[Tensor]:

@@ -24,17 +24,14 @@ from zbench.runtime.processes.launch import LocalFleet
 from zbench.systems.zeppelin.planner import Zeppelin
 from zbench.workloads.fixed import Fixed
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 COST = Cost(
     Cluster("test", 2, 1, 1, 1e9, 0.9, 1e-5, 1e10, 0.9, 1e-6, DEVICE), replace(MODEL, element_bytes=4, lse_bytes=4)
 )
 TWO_BY_TWO = replace(COST, cluster=replace(COST.cluster, gpus_per_node=2))
 WORKLOAD = Fixed(seed=0, tokens=120, length=50)
 SYSTEM = Zeppelin(COST)
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def train(executor: TorchAttention, steps: int, system: System = SYSTEM) -> list[float]:

@@ -1,7 +1,7 @@
 """The network against a plain Llama written out here, and its promises: sizes, no tokens, chunks, recomputation."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,21 +21,14 @@ from zbench.runtime.training.blocks import CrossEntropy
 from zbench.runtime.training.dense import attention
 from zbench.runtime.training.transformer import Transformer, rope
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 DENSE = Model("dense", 3, 24, 6, 3, 4, 40, 31, element_bytes=8)
 EXPERTS = replace(DENSE, name="experts", num_experts=5, experts_per_token=2)
 SHARED = replace(EXPERTS, shared_experts=2)
 KINDS = [replace(model, tied_embeddings=tied) for model in (DENSE, EXPERTS) for tied in (False, True)]
 KINDS += [SHARED, replace(EXPERTS, gate="softmax_all"), replace(SHARED, gate="sigmoid")]
 LABELS = ["dense-untied", "dense-tied", "experts-untied", "experts-tied", "shared experts", "shares of all", "sigmoid"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that share a busy core wait for each other, a hundred times longer than they compute here."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Recorded(torch.autograd.Function):

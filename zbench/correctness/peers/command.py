@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from zbench.console.command import Parser
+from zbench.console.command import Parser, known_words
 from zbench.console.extras import EXTRAS, installed, need
 from zbench.console.meter import Meter
 from zbench.correctness.peers.cases import (
@@ -115,9 +115,7 @@ def _families(asked: str | None) -> list[str]:
     need("torch", "correctness peers")
     if asked is None:
         return [one for one, package in FAMILIES.items() if installed(package)]
-    names = asked.split(",")
-    if wrong := [name for name in names if name not in FAMILIES]:
-        raise ValueError(f"--peers has {wrong[0]!r}; it takes {', '.join(FAMILIES)}")
+    names = known_words("--peers", asked, FAMILIES)
     for name in names:
         need(FAMILIES[name], f"--peers {name}")
     return names

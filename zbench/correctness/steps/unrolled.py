@@ -63,7 +63,7 @@ def unrolled_fault(step: Step) -> str:
             moved = _moved(rows, where)
             if one.place == ACROSS and _leaves_pipelines(step, rows, moved):
                 return f"instance {number}, layer {layer}: a place is in another pipeline than the template has it in"
-            walk_items(_placed(step, layout_of(step, one), mine, where), moved, layer, one.version, 0, state)
+            walk_items(_placed(step, layout_of(step, one), mine, where), moved, layer, one.version, state)
             if state.fault[0] != OK:
                 return f"instance {number}, layer {layer}: fault {state.fault.tolist()}"
             if word := _forget(step, template, mine, one, layer, state):

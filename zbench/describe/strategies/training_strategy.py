@@ -70,8 +70,7 @@ class TrainingStrategy:
                 f"recompute.layers is {bracketed(layers)}; with experts.gradients={experts.gradients} those of a layer "
                 f"go between experts' messages of the next one, which is like it, so it takes {ALL_LAYERS} or {CHOSEN}"
             )
-        stages = self.parallel.pipeline_parallel
-        self.memory.check_offload(self.recompute.granularity, stages, self.sharding)
+        self.memory.check_offload(self.recompute.granularity, self.sharding)
         if self.sync.in_rounds:
             self._check_rounds()
         if self.recompute.is_adaptive and (self.sync.in_rounds or self.job.has_rollouts):

@@ -29,7 +29,6 @@ from zbench.runtime.steps.instructions import (
     Instruction,
     Parcel,
     Parts,
-    Programs,
     RelayedShare,
     Start,
     TemplateProgram,
@@ -259,22 +258,3 @@ def starts_of(step: Step) -> dict[tuple[int, Start], list[int]]:
         (one.template, start_of(step, one, layer)): (one.place, layer) for one in step.order for layer in one.layers
     }
     return {key: step.where(*one).tolist() for key, one in played.items()}
-
-
-def compile_step(
-    step: Step,
-    process: int,
-    holder: Sequence[int],
-    seconds: Sequence[Floats | None] = (),
-    lanes: Lanes | None = None,
-    apart: bool = False,
-) -> Programs:
-    """Returns the instructions of all templates of a step for a process, for every start that they are played from.
-    seconds: of each template, as of compile_template; (): no device is paced. lanes, apart: as of
-    compile_template."""
-    return {
-        (number, start): compile_template(
-            step, step.templates[number], process, holder, where, seconds[number] if seconds else None, lanes, apart
-        )
-        for (number, start), where in starts_of(step).items()
-    }

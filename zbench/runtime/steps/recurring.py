@@ -40,7 +40,8 @@ class KeptPrograms:
         apart: bool = False,
     ) -> Programs:
         """Returns the instructions of all templates of a step for a process, for every start that they are played
-        from, as compile_step does, which makes all of them. seconds, lanes, apart: as of compile_step."""
+        from. seconds: of each template, as of compile_template; (): no device is paced. lanes, apart: as of
+        compile_template."""
         layouts = [_digest(_of_layout(one)) for one in step.layouts]
         encodings = str(step.encodings).encode()
         told = [_digest((encodings, layouts[one.layout], *_of_template(one))) for one in step.templates]

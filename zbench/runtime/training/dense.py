@@ -31,7 +31,6 @@ def dense_loss(
     model: Model,
     weights: Mapping[str, Tensor],
     sequences: Sequence[NDArray[np.integer]],
-    device: torch.device | str = "cpu",
     tell: Callable[[str], None] = lambda place: None,
     counts: Sequence[Flags] | None = None,
 ) -> tuple[float, dict[str, Tensor]]:
@@ -45,7 +44,7 @@ def dense_loss(
     """
     network = Transformer(model.keeping_all, seed=0, device="meta")
     dtypes = {name: p.dtype for name, p in network.named_parameters()}
-    given = {name: value.detach().to(device, dtypes.get(name)) for name, value in weights.items()}
+    given = {name: value.detach().to("cpu", dtypes.get(name)) for name, value in weights.items()}
     network.load_state_dict(given, assign=True)  # they are the parameters, which a loss and its gradients leave alone
     num_labels = sum(map(len, sequences)) if counts is None else sum(int(one.sum()) for one in counts)
     loss = 0.0
@@ -54,17 +53,17 @@ def dense_loss(
         counted = None
         if counts is not None:
             flags = np.concatenate([counts[number] for number in numbers])
-            counted = torch.as_tensor(np.flatnonzero(flags), device=device)
+            counted = torch.as_tensor(np.flatnonzero(flags))
         count, length = rows.shape
         tell(f"dense sequences of {length} tokens, {count} at once")
-        tokens = torch.as_tensor(rows, device=device)
+        tokens = torch.as_tensor(rows)
         targets = torch.cat([tokens[:, 1:], tokens.new_zeros(count, 1)], 1)
-        positions = torch.arange(length, device=device).repeat(count)
+        positions = torch.arange(length).repeat(count)
         attend = partial(attention, count=count, mask=model.mask)
         part = network(tokens.flatten(), positions, targets.flatten(), attend, num_labels, counted)
         part.backward()
         loss += part.item()
-    return loss, {name: p.grad.cpu() for name, p in network.named_parameters() if p.grad is not None}
+    return loss, {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
 
 
 def _alike(sequences: Sequence[NDArray[np.integer]]) -> Iterator[list[int]]:

@@ -12,7 +12,6 @@ from zbench.describe.arrays import Ints
 from zbench.describe.degrees import WORLD
 from zbench.describe.model import Model
 from zbench.step.index import Index, PartMap
-from zbench.step.layers import MERGE
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
 from zbench.step.operations import REDUCE, Operations, operation_row
@@ -72,7 +71,7 @@ class AcrossPipelines:
         if has_two_tables:
             more, maps = tables_updates(built.parameters, self.totals)
             updates = (*updates, *more)
-        tensors = tensors_of(built.model, updates, first.parts, built.parameters, MERGE)
+        tensors = tensors_of(built.model, updates, first.parts, built.parameters)
         loss = first.layout.tensors[first.layout.number["loss"]]
         self.layout = StepLayout(indices, (), maps, (), (*tensors, loss), updates, self.lists.lists())
         self.rows = GradientRows(built.parameters, self.layout, self.lists)

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from zbench.describe.arrays import Ints
-from zbench.step.layers import MERGE, is_attention, of_experts, of_relay
+from zbench.step.layers import is_attention, of_experts, of_relay
 from zbench.step.layout import StepLayout
 from zbench.step.lists import LANE, MOST_LANES, PLACE, ListTable
 from zbench.step.operations import REDUCE, Operations, operation_row
@@ -68,7 +68,7 @@ class BatchTemplates:
             (("s", "t"),),
             parts.maps,
             parts.relations(),
-            tensors_of(parts.model, formulas.all, parts, parameters, MERGE, formulas.kinds),
+            tensors_of(parts.model, formulas.all, parts, parameters, formulas.kinds),
             formulas.all,
             ListTable(sizes).lists(),
         )

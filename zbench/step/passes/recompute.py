@@ -45,8 +45,8 @@ class SomeLayers:
         return self.layers
 
 
-def made_again(level: str, forward: Sequence[Formula], kept: str) -> tuple[str, ...]:
-    """Returns the names of tensors that are made again. kept: the layer's input.
+def made_again(level: str, forward: Sequence[Formula]) -> tuple[str, ...]:
+    """Returns the names of tensors that are made again.
 
     Raises:
         ValueError: there is no such level.

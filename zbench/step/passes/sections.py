@@ -117,11 +117,11 @@ def sections(
         ValueError: there is no such level.
     """
     forward = parse_formulas(expert_layer(shared, two_level, router) if experts else DENSE)
-    again = made_again(recompute, forward, "x")
+    again = made_again(recompute, forward)
     weights = (*layer_weights(experts, shared, router.scores), *(DENSE_WEIGHTS if dense_first else ()))
     updated = [*weights, *(one for one in outer_weights(head_kind) if head_kind != TWO_TABLES or one not in TABLES)]
     dense = parse_formulas(LEADING_DENSE) if dense_first else ()
-    dense_again = made_again(recompute, dense, "x")
+    dense_again = made_again(recompute, dense)
     return Sections(
         parse_formulas(EMBEDDING),
         forward,

@@ -19,7 +19,7 @@ from zbench.step.formula import Formula, Reference
 from zbench.step.layers import is_sliced
 from zbench.step.layout import StepLayout
 from zbench.step.lists import PLACE, ListTable
-from zbench.step.operations import COMPUTE, GATHER, REDUCE, operation_row, operation_table
+from zbench.step.operations import GATHER, REDUCE, compute_table, operation_row
 from zbench.step.passes.parameters.kept_tables import KeptTables
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.router.seats import TOGETHER
@@ -52,7 +52,7 @@ class LinearModules:
         found = [table for one in formula.operands for table in self._exchange(one, sliced)]
         gpus = self.gpus(sliced)
         slots = [self.lists_of(self.layout.index_of(slot), sliced)[gpus] for slot in formula.slots]
-        found.append(operation_table(COMPUTE, number, gpus, slots, "compute"))
+        found.append(compute_table(number, gpus, slots))
         return found
 
     def runs(self, numbers: Sequence[int], between: Sequence[int], tables: KeptTables) -> tuple[Ints, ...]:
@@ -62,7 +62,7 @@ class LinearModules:
         return tables.of_numbers(key, lambda: self.fresh()._made_runs(numbers, between))
 
     def _made_runs(self, numbers: Sequence[int], between: Sequence[int]) -> list[Ints]:
-        found: list[list[Ints]] = [[operation_table(COMPUTE, 0, np.zeros(0, np.int64), [], "compute")]]
+        found: list[list[Ints]] = [[compute_table(0, np.zeros(0, np.int64), [])]]
         for number in numbers:
             if number in between:
                 found.append(found[0][:1])

@@ -10,7 +10,7 @@ from zbench.describe.arrays import Ints
 from zbench.describe.model import Model
 from zbench.describe.routing.room import SEAT_BYTES
 from zbench.step.formula import Formula, Reference
-from zbench.step.layers import COUNTS, EVERY_COUNT, GROUP_COUNTS
+from zbench.step.layers import COUNTS, EVERY_COUNT, GROUP_COUNTS, MERGE
 from zbench.step.passes.parameters.zero import ShardedParameters
 from zbench.step.passes.parts import PlanParts
 from zbench.step.passes.router.seats import SEATS, RouterSeats
@@ -25,11 +25,10 @@ def tensors_of(
     formulas: Sequence[Formula],
     parts: PlanParts,
     parameters: ShardedParameters,
-    merges: Mapping[str, str],
     kinds: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Tensor, ...]:
-    """Returns the tensors that formulas make, and the parameters. merges: of sums that are not added. kinds: of layers,
-    of what layers of one kind alone make."""
+    """Returns the tensors that formulas make, and the parameters. kinds: of layers, of what layers of one kind alone
+    make."""
     found = dict(parameters.tensors)
     homes: dict[tuple[str, ...], Ints] = {("t",): parts.home}
     units = _units(model, parts.experts.tensor_parallel)
@@ -42,7 +41,7 @@ def tensors_of(
             if axes not in homes:
                 homes[axes] = _sliced_home(axes, parts) if axes else np.zeros(1, np.int64)
             nature = _NATURE[formula.action]
-            merge = merges.get(name.rstrip("~"), "add") if nature == "sum" else ""
+            merge = MERGE.get(name.rstrip("~"), "add") if nature == "sum" else ""
             amounts, counted_by = parts.routed(axes), ""
             if amounts is not None and parts.experts.counted:
                 amounts, counted_by = _counted(name, axes, amounts, parts)

@@ -127,7 +127,7 @@ def _follow(t, rows, items, ends, room, found):  # type: ignore[no-untyped-def]
         table = room[: room_for(_writes(t, ops) + middle - begin)]
         enter_items(t, items, begin, middle, table)
         fault = np.zeros(TOUCHES + 1, np.int64)
-        walk_items(t, ops, 0, 0, 0, WalkState(table, fault, hops))
+        walk_items(t, ops, 0, 0, WalkState(table, fault, hops))
         if fault[0] != OK:
             return which, _WALKED, fault
         touches[which] = fault[TOUCHES]

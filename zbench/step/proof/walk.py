@@ -134,7 +134,7 @@ def _row(t, state, op, number, row, version, layer, place):  # type: ignore[no-u
 
 
 @nb.njit(**INLINED)
-def _transfer(t, state, op, number, layer, version, place):  # type: ignore[no-untyped-def]
+def _transfer(t, state, op, number, layer, version):  # type: ignore[no-untyped-def]
     """Follows a send, move, gather, reduce or drop of cells."""
     kind, tensor, encoding = op[0], op[1], op[10]
     about = t.tensors[tensor]
@@ -171,30 +171,30 @@ def _transfer(t, state, op, number, layer, version, place):  # type: ignore[no-u
                         continue
                     if kind == REDUCE:
                         one, two = two, one
-                item = (number, tensor, layer, place + one, cell)
+                item = (number, tensor, layer, one, cell)
                 if about[COUNTS] >= 0 and kind != DROP:  # whoever is sent rows knows how many
-                    read_item(t, state, (number, about[COUNTS], layer, place + two, cell), version)
+                    read_item(t, state, (number, about[COUNTS], layer, two, cell), version)
                 if kind in (SEND, GATHER):
-                    send_copy(t, state, item, place + two, version, encoding)
+                    send_copy(t, state, item, two, version, encoding)
                 elif kind == DROP:
                     where = read_item(t, state, item, version)
                     if where >= 0:
                         state.items[where].flags = 0
                 else:
-                    take_sum(t, state, item, place + two, encoding, kind == MOVE)
+                    take_sum(t, state, item, two, encoding, kind == MOVE)
 
 
 @nb.njit(**ENTERED_IN_PLACE)
-def walk_items(t, ops, shift, update, place, state):  # type: ignore[no-untyped-def]
+def walk_items(t, ops, shift, update, state):  # type: ignore[no-untyped-def]
     """Follows operations until the first fault. ops: int64 [n, columns]; shift: added to their layers; update: to the
-    versions that they name; place: to their places and homes."""
+    versions that they name."""
     for number in range(len(ops)):
         op = ops[number]
         layer, version = op[7] + shift, op[9] + update
         if op[0] == COMPUTE:
             for row in range(t.row_offsets[op[1]], t.row_offsets[op[1] + 1]):
-                _row(t, state, op, number, row, version, layer, place + op[2])
+                _row(t, state, op, number, row, version, layer, op[2])
         else:
-            _transfer(t, state, op, number, layer, version, place)
+            _transfer(t, state, op, number, layer, version)
         if state.fault[0] != OK:
             return
