@@ -32,9 +32,9 @@ def step_of(degree: int, ranks: int, zero: str, recompute: str, stages: int, lon
     return whole_step(THREE, plans, degree, zero, 1, recompute, stages=stages)
 
 
-def programs_of(step: Step, process: int, seconds: Sequence[Floats | None] = ()) -> Programs:
+def programs_of(step: Step, process: int, seconds: Sequence[Floats | None] = (), apart: bool = False) -> Programs:
     """Returns the instructions of a step for a process, all made anew."""
-    return KeptPrograms().of(step, process, holders(step), seconds)
+    return KeptPrograms().of(step, process, holders(step), seconds, apart=apart)
 
 
 def compiled(step: Step) -> list[Programs]:

@@ -101,7 +101,7 @@ def test_what_leaves_and_comes_in_one_exchange_goes_apart() -> None:
 def test_messages_of_a_queue_keep_their_order(case: tuple[int, int, str, str, int]) -> None:
     """Of real steps: what a process sends to another of a queue is in the order in which the other one takes it."""
     step = step_of(*case)
-    every = [compile_step(step, process, holders(step), apart=True) for process in range(step.num_gpus)]
+    every = [programs_of(step, process, apart=True) for process in range(step.num_gpus)]
     messages = 0
     for key in every[0]:
         sent, taken = dict[tuple[int, int, int], list[object]](), dict[tuple[int, int, int], list[object]]()
