@@ -80,6 +80,15 @@ def test_no_step_is_faster(of: dict[str, Any], rate: float, cpus: float, lengths
     assert least[0] <= least[1] <= StepEstimate(cost).seconds(plans) * ROUNDING
 
 
+def test_gathers_inside_a_node_go_beside_reductions_over_nics() -> None:
+    """In a backward of which layers are gathered inside nodes, as other ports carry them."""
+    cost = on(1e9, 1e8, {"vocab": 1000, "num_layers": 4, "recompute": "full", "sharding": HPZ})
+    batch = Batch(np.array([17]), 0, 0)
+    found = Simulated(cost).step(batch, LocalPacking(cost).plan(batch))
+    in_order(found)
+    assert found.ceiling_seconds > 0.97 * found.seconds
+
+
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("of", [{}, {"offload_layers": 2}, {"offload_tokens": 0.5}, {"pipeline_parallel": 2}])
 def test_bytes_are_those_of_the_step(recompute: str, of: dict[str, Any]) -> None:

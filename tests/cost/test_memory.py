@@ -263,7 +263,7 @@ def test_only_what_no_micro_batch_fits_is_refused(uneven: Cost, sharding: str, r
         for one in (sharding, "zero3")
     )
     assert memory_of(other).bytes(1) <= memory_of(cost).bytes(1)
-    least = memory_of(cost).bytes(1)
+    least = least_bytes(cost, 1)
 
     def with_memory(size: int) -> Cost:
         return replace(cost, cluster=replace(cost.cluster, device=replace(cost.cluster.device, memory_bytes=size)))

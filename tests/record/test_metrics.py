@@ -196,6 +196,8 @@ def test_what_nics_send_for_sums_to_their_utilisation() -> None:
     derived = figures(TINY, [one])
     assert (derived.nic_attention, derived.nic_parameters) == (3_000_000 / whole, None)
     assert nic_purposes(TINY, [one, step()]) == {}  # not all steps tell
+    quiet = step(1, nic_tx_bytes=[0, 0], nic_rx_bytes=[0, 0])  # as in the midst of a round
+    assert nic_purposes(TINY, [one, quiet]) == {name: share / 2 for name, share in found.items()}
 
 
 def test_every_part_of_a_step_and_every_purpose_has_a_figure_and_words() -> None:

@@ -193,13 +193,13 @@ def nic_utilization(facts: Facts, steps: Sequence[Step]) -> list[float]:
 
 def nic_purposes(facts: Facts, steps: Sequence[Step]) -> dict[str, float]:
     """Returns what NICs send for, {"attention": 0.2, ...}: the mean share of a NIC's sending rate. Together they
-    are the utilisation, as what is sent is received. Empty where a step does not tell; a purpose that nothing was sent
-    for is left out."""
-    if not all(step.get("nic_tx_for") for step in steps):
+    are the utilisation, as what is sent is received. Empty where a step does not tell; one that sends nothing, as in
+    the midst of a round, has nothing to tell. A purpose that nothing was sent for is left out."""
+    if not all(step.get("nic_tx_for") or not any(step["nic_tx_bytes"]) for step in steps):
         return {}
     sent: dict[str, int] = {}
     for step in steps:
-        for purpose, sizes in step["nic_tx_for"].items():
+        for purpose, sizes in step.get("nic_tx_for", {}).items():
             sent[purpose] = sent.get(purpose, 0) + sum(sizes)
     whole = facts.nic_bandwidth * len(steps[0]["nic_tx_bytes"]) * sum(step["seconds"] for step in steps)
     return {purpose: sent[purpose] / whole for purpose in PURPOSES if sent.get(purpose)}

@@ -8,6 +8,7 @@ from zbench.cost.memory.lines import MemoryLines
 from zbench.cost.memory.moments import StageMoments
 from zbench.cost.memory.shares import moments_of_share
 from zbench.cost.memory.state import bytes_of_stage, pipeline_state_bytes, state_bytes
+from zbench.describe.model import KV, Q
 
 
 def memory_of(cost: Cost) -> MemoryLines:
@@ -72,9 +73,18 @@ def _moments(
 
 
 def least_bytes(cost: Cost, num_tokens: int) -> int:
-    """Returns the bytes that a rank needs if a micro-batch's tokens are spread evenly and nothing is received: none
-    needs less, as all ranks receive no less than they do not keep of their own."""
-    return memory_of(cost).bytes(-(-num_tokens // cost.cluster.num_ranks))
+    """Returns the bytes that the fullest rank needs at least.
+
+    That is what it needs with an even share of the tokens, of which a rank receives no less than it does not keep of
+    its own. Of tokens that cannot be shared evenly some rank has one more, of which attention's q and kv may be on
+    others.
+    """
+    lines, model = memory_of(cost), cost.model
+    even, left = divmod(num_tokens, cost.cluster.num_ranks)
+    if not left:
+        return lines.bytes(even)
+    away = sum(model.message_bytes_per_token(tensor, 0, model.num_heads) for tensor in (Q, KV))
+    return max(lines.bytes(even), lines.bytes(even + 1, -away))
 
 
 def check_memory(cost: Cost) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from zbench.cost.cost import Cost
 from zbench.describe.arrays import Floats
 from zbench.describe.batch import Batch
+from zbench.describe.degrees import ShardDegrees
 from zbench.describe.pipeline.staged_layers import ALL_LAYERS, EVEN
 from zbench.simulator.steps.least.bound import step_bound_seconds
 from zbench.simulator.steps.least.traffic import HEAD, LAYER, TABLE, PortSeconds, StepTraffic
@@ -245,9 +246,13 @@ class _Stage:
     def _reduced(self) -> float:
         """The reductions that computing divides from gathers, with the gathers of a backward and the last updates."""
         of, size, (first, last) = self.traffic, self.traffic.of, self.buckets
-        rest = of.reduce(LAYER).times(self.layers - last)
+        rest = [of.reduce(LAYER).times(self.layers - last)]
         if size.gathered:
-            rest = rest.plus(of.gather_again(LAYER).times(max(self.layers - first - size.window, 0)))
+            again = of.gather_again(LAYER).times(max(self.layers - first - size.window, 0))
+            # By degrees they may take other ports than reductions, whose queue is another one: one beside the other.
+            rest = [*rest, again] if isinstance(size.stage, ShardDegrees) else [rest[0].plus(again)]
         return max(
-            float((rest.waited[0] + part.waited[0]).max() + part.latency[0] + after[0]) for part, after in self.tail
+            float((before.waited[0] + part.waited[0]).max() + part.latency[0] + after[0])
+            for before in rest
+            for part, after in self.tail
         )
