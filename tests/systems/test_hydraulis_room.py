@@ -107,7 +107,10 @@ def test_pinned_sequences_and_the_capacity_beside_them_have_room_together(data: 
 
 @given(st.data())
 def test_adversarial_lengths_around_what_schemes_can_have(data: st.DataObject) -> None:
-    """At, above and below every capacity: never an error, and within memory where every sequence has room by itself."""
+    """At, above and below every capacity: never an error, and within memory where every sequence has room by itself.
+
+    What has room by itself is told as if a pipeline were alone, which has most of a tied table's state then; beside
+    others of its kind somewhat longer sequences may have room."""
     cost = data.draw(costs(3, 8))
     share = data.draw(st.floats(1e3, 1e6))
     system = Hydraulis(with_memory(cost, pipeline_state_bytes(cost, 1, 1) + share), dispatch_orders=3)
@@ -119,7 +122,8 @@ def test_adversarial_lengths_around_what_schemes_can_have(data: st.DataObject) -
         small_enough = lengths.max() <= of.alone.max() and of.capacity.min() > 1
         assert fits(Batch(lengths, 0, 0), system) or not small_enough
     elif lengths.max() > of.alone.max():
-        assert not fits(Batch(lengths, 0, 0), system)
+        has_less_beside_others = cost.model.tied_embeddings and cost.model.sharding != "none"
+        assert not fits(Batch(lengths, 0, 0), system) or has_less_beside_others
     else:
         fits(Batch(lengths, 0, 0), system)
 
