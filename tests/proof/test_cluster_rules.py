@@ -11,13 +11,13 @@ from zbench.cost.cost import Cost
 from zbench.describe.batch import Batch
 from zbench.describe.cluster import Cluster
 from zbench.describe.mask import FULL
-from zbench.describe.model import Model
+from zbench.describe.model import KV, Model
 from zbench.passes import reverse, route
 from zbench.passes.route import narrowed
 from zbench.plans.build import Builder
-from zbench.plans.patterns import ring
+from zbench.plans.patterns import ring, ulysses_ring
 from zbench.plans.pipelines import Pipelines
-from zbench.plans.plan import Lists, Plan
+from zbench.plans.plan import TRANSFER, Lists, Plan
 from zbench.proof.verify import PlanError, verify, verify_step
 from zbench.simulated.executor import Simulated
 
@@ -102,3 +102,22 @@ def test_micro_batches_are_told_by_number() -> None:
         verify_step(batch, (plan, other.with_(lanes=Lists.of([[]]))), COST)
     with pytest.raises(PlanError, match=r"^micro-batch 1: it is a list, no zbench\.plans\.plan\.Plan$"):
         verify_step(batch, (plan, [other]), COST)  # type: ignore[arg-type]
+
+
+def test_a_kv_head_comes_to_a_rank_once() -> None:
+    """Four query heads of one kv head: a message of two and another one of two bring it twice; to ranks that attend
+    with a query head each it comes once."""
+    cost = replace(COST, model=replace(COST.model, num_kv_heads=1))
+    plan, batch = routed(), BATCH
+    verify_step(batch, (plan,), cost, memory=False)
+    at = int(np.flatnonzero((plan.forward.kind == TRANSFER) & (plan.forward.tensor == KV))[0])
+    twice = plan.with_(forward=plan.forward.take(np.insert(np.arange(len(plan.forward)), at, at)))
+    twice.forward.head_hi[at], twice.forward.head_lo[at + 1] = 2, 2
+    told = rf"forward operation {at + 1} .* has the kv head of query heads 0 to 3 already, from operation {at}; one"
+    with pytest.raises(PlanError, match=told):
+        verify_step(batch, (twice,), cost, memory=False)
+    verify_step(batch, (twice,), COST, memory=False)  # of two kv heads each brings one
+    wide = Builder(batch.lengths, 4, 4)
+    ulysses_ring(wide, np.array([0]), np.array([0]), np.arange(4).reshape(1, 1, 4))
+    few = replace(cost, cluster=replace(COST.cluster, num_nodes=1))
+    verify_step(batch, (reverse(wide.build(), "keep"),), few, memory=False)

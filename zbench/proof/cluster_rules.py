@@ -1,7 +1,8 @@
 """The rules that a plan follows for its cluster and model: ranks, heads and lanes are theirs.
 
 A rank, a head or a lane that the plan names and the cluster has not would be charged to somebody else, or to nobody:
-an operation routed over no lane is never sent.
+an operation routed over no lane is never sent. A kv head that several query heads share comes to a rank once, whichever
+of them a transfer names.
 """
 
 from collections.abc import Iterator
@@ -9,8 +10,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from zbench.cost.cost import Cost
+from zbench.describe.model import KV
 from zbench.describe.units import with_noun
-from zbench.plans.plan import Plan
+from zbench.plans.plan import TRANSFER, Plan
 
 
 def cluster_fault(plan: Plan, cost: Cost | None) -> str:
@@ -31,6 +33,7 @@ def _faults(plan: Plan, cost: Cost | None) -> Iterator[str]:
     yield from _lane_faults(plan, cost)
     if cost is not None:
         yield from _route_faults(plan, cost)
+        yield from _kv_head_faults(plan, cost.model.num_heads // cost.model.num_kv_heads)
 
 
 def _lane_faults(plan: Plan, cost: Cost | None) -> Iterator[str]:
@@ -63,3 +66,34 @@ def _route_faults(plan: Plan, cost: Cost) -> Iterator[str]:
                 f"{name} operation {at} on rank {ops.src[at]}: via is {ops.via[at]}; a transfer to rank {ops.dst[at]} "
                 "stays in its node and takes -1"
             )
+
+
+def _kv_head_faults(plan: Plan, group: int) -> Iterator[str]:
+    """Yields what a kv head's second arrival at a rank breaks, the first one of each list of operations. group: query
+    heads to a kv head. Of transfers that cut none, and of those of one range of heads to a rank, which share none,
+    blocks are not looked at."""
+    for name, ops in (("forward", plan.forward), ("backward", plan.backward)):
+        keys = np.flatnonzero((ops.kind == TRANSFER) & (ops.tensor == KV))
+        low, high = ops.head_lo, ops.head_hi
+        cut = [keys[end[keys] % group > 0] for end in (low, high)]
+        at = np.concatenate(cut)
+        if not len(at):
+            continue
+        head = np.concatenate([end[rows] // group for end, rows in zip((low, high), cut, strict=True)])
+        order = np.lexsort((at, head, ops.dst[at]))
+        at, head = at[order], head[order]
+        begin = np.flatnonzero(np.diff(ops.dst[at], prepend=-1) | np.diff(head, prepend=-1))
+        ranges = [(np.minimum.reduceat(end, begin), np.maximum.reduceat(end, begin)) for end in (low[at], high[at])]
+        differ = np.flatnonzero(np.any([least < most for least, most in ranges], axis=0))
+        for first, stop in zip(begin[differ].tolist(), np.append(begin, len(at))[differ + 1].tolist(), strict=True):
+            there: dict[int, int] = {}
+            for one in at[first:stop].tolist():
+                for block in plan.lists[int(ops.blocks[one])].tolist():
+                    if there.setdefault(block, one) != one:
+                        query = int(head[first]) * group
+                        yield (
+                            f"{name} operation {one} ({plan.view(ops, one)}) brings kv of block {block} to rank "
+                            f"{ops.dst[one]}, which has the kv head of query heads {query} to {query + group - 1} "
+                            f"already, from operation {there[block]}; one transfer brings all of a kv head"
+                        )
+                        return

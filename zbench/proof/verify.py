@@ -8,7 +8,8 @@ Proven, for the forward and the backward list, each before what relies on it:
 3. every operation names ranks, heads, blocks and tensors that exist, and no transfer goes to its own rank
    (zbench.proof.operation_rules);
 4. ranks and heads are as many as the cluster and the model have; transfers are routed between nodes only, over
-   different NICs that those have (zbench.proof.cluster_rules; what needs a cost model, where one is given);
+   different NICs that those have; a kv head comes to a rank once, whichever of its query heads transfers name
+   (zbench.proof.cluster_rules; what needs a cost model, where one is given);
 5. every visible (query, key, head) triple is attended exactly once (zbench.proof.coverage);
 6. nothing is used before an earlier operation made it, and every partial output and gradient
    reaches its home (the rules of zbench.plans.dataflow);

@@ -92,6 +92,7 @@ def check_plan(plan: Plan, cost: Cost) -> None:
         _need(len(set(row)) == len(row), "lanes of a list are different ones")
     for name in ("forward", "backward"):
         _operations(plan, name, cost)
+        _kv_heads(getattr(plan, name), _rows(plan.lists), cost.model.num_heads // cost.model.num_kv_heads)
     if plan.pipelines is not None:
         _pipelines(plan, cost)
 
@@ -189,6 +190,18 @@ def _operations(plan: Plan, name: str, cost: Cost) -> None:
             _need(via == -1 or src // per_node != dst // per_node, "a route is between nodes")
             _need(collective in (0, 1), "a transfer is part of a collective or not")
             _need(keep == 0 or (keep == 1 and name == "forward" and tensor < 2), "a copy of the forward is kept")
+
+
+def _kv_heads(ops: Ops, lists: list[list[int]], group: int) -> None:
+    """Holds that each kv head of a block comes to a rank once, for whichever of so many query heads that share it."""
+    there: set[tuple[int, int, int]] = set()
+    columns = (getattr(ops, name).tolist() for name in ("kind", "tensor", "dst", "head_lo", "head_hi", "blocks"))
+    for kind, tensor, dst, lo, hi, blocks in zip(*columns, strict=True):
+        if kind == 0 and tensor == 1:
+            heads = range(lo // group, (hi - 1) // group + 1)
+            brought = {(dst, block, head) for block in lists[blocks] for head in heads}
+            _need(not brought & there, "a kv head of a block comes to a rank once")
+            there |= brought
 
 
 def _pipelines(plan: Plan, cost: Cost) -> None:
