@@ -219,7 +219,7 @@ class BatchedStepMessages:
         self.send(queue, self.times.wait(queue, coming.wait, of=coming.of)[part], peer)
 
     def relay(self, queue: int, arrival: Arrival, peer: int) -> Leaving:
-        raise NotImplementedError("over NCCL nothing is relayed: what comes in a batch is there when the batch is")
+        raise AssertionError("over NCCL nothing is relayed: what comes in a batch is there when the batch is")
 
     def keep(self, one: Leaving) -> None:
         self._works[-1].append(one)
