@@ -77,7 +77,7 @@ def test_a_curve_counts_before_shapes() -> None:
 
 @pytest.mark.parametrize("tp", [2, 4])
 def test_a_group_and_a_pipeline_s_stage_cut_the_same_matmuls(tp: int) -> None:
-    """What each GPU multiplies, without exchanges, of as many tokens of all."""
+    """A GPU of a tensor-parallel group and one of a stage take as long for its linear modules, without exchanges."""
     tokens = tp * np.array([100, 1000, 5000])
     group, stage = grouped(cost(), tp), Stage.of(cost(), tp, 1)
     shown = group.exchange_seconds(tokens)

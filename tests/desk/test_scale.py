@@ -38,7 +38,7 @@ def test_channels_stay() -> None:
 
 
 def test_matmuls_have_one_rate() -> None:
-    """Those of a desk's model would fill no wave of a GPU's multiprocessors."""
+    """Matmuls of a desk's model would fill no wave of a GPU's multiprocessors, so a scaled desk has no shapes."""
     big = cluster("a800_4x8")
     shaped = replace(big, device=replace(big.device, matmul_shapes=True))
     assert SCALE.cluster(shaped, LARGE, SMALL) == SCALE.cluster(big, LARGE, SMALL)

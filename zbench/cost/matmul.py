@@ -138,7 +138,7 @@ class WeightMatmuls:
 
     @cached_property
     def _ahead(self) -> "_Sides":
-        """What a forward multiplies rows with."""
+        """The matrices that a forward multiplies rows with."""
         return self._sides(self.weights.reads)
 
     @cached_property
@@ -170,7 +170,7 @@ class WeightMatmuls:
 
 
 class _Sides(NamedTuple):
-    """What rows are multiplied with, float64 [n] each.
+    """The matrices that rows are multiplied with, float64 [n] each.
 
     columns, inner: of it. fixed, of_row: seconds in which it, and each row with its result, goes through memory. table:
     [entries, n], seconds for which multiprocessors compute; entry i is of up to i _STEP rows.

@@ -108,7 +108,7 @@ class _Message(NamedTuple):
 
 @dataclass
 class _Drawn:
-    """What is drawn of one part. starts: moments from which ranks count, by rank."""
+    """A part of the ranks of a measured step, as its trace draws it. starts: moments from which ranks count, by rank."""
 
     cluster: Cluster
     part: RanPart

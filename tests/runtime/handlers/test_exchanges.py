@@ -30,7 +30,7 @@ from zbench.runtime.kernels.kernels import Matmul
 from zbench.runtime.processes.board import SLOT_BYTES, Board
 from zbench.runtime.processes.launch import LocalFleet
 from zbench.runtime.stepping.weights import InitialWeights
-from zbench.runtime.transport.arrivals import Arrival, Coming
+from zbench.runtime.transport.arrivals import Arrival, AwaitedBytes
 from zbench.step.byte_law import stated_bytes
 from zbench.step.operations import QUEUES
 from zbench.step.passes.build import whole_step
@@ -119,7 +119,7 @@ class Posted(GlooMessages):
     def send(self, queue: int, data: Tensor, peer: int) -> None:
         """Posts it."""
 
-    def pass_on(self, queue: int, coming: Coming, peer: int, part: slice = WHOLE) -> None:
+    def pass_on(self, queue: int, coming: AwaitedBytes, peer: int, part: slice = WHOLE) -> None:
         self.passed.append(peer)
 
     def turn(self) -> None:

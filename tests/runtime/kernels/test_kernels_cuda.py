@@ -73,7 +73,7 @@ def gradients(
 
 
 class Promised:
-    """As the packages' calls are documented."""
+    """A stand-in for the attention packages' calls, as these are documented."""
 
     def __init__(self) -> None:
         self.calls: list[SegmentCall] = []

@@ -91,7 +91,7 @@ def attention(own: list[Tensor], group: dist.ProcessGroup) -> Attend:
 
 @dataclass
 class Rank:
-    """What one rank of the test knows; `found` goes back to the test."""
+    """A rank of the test: what it knows, and `found`, which goes back to the test."""
 
     rank: int
     folder: Path

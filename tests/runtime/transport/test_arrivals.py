@@ -7,7 +7,7 @@ import torch
 from zbench.runtime.transport.arrivals import Arrival, Later
 
 
-class Coming:
+class CountedWork:
     """A message that comes when it is let. waited: how often it was waited for."""
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class Coming:
 
 
 def test_a_message_is_waited_for_once_whoever_asks() -> None:
-    work, data = Coming(), torch.arange(3, dtype=torch.uint8)
+    work, data = CountedWork(), torch.arange(3, dtype=torch.uint8)
     arrival = Arrival(data, [work])
     threads = [threading.Thread(target=arrival.wait) for _ in range(3)]
     for one in threads:
@@ -33,7 +33,7 @@ def test_a_message_is_waited_for_once_whoever_asks() -> None:
 
 
 def test_what_leaves_later_is_put_together_once_when_all_has_come() -> None:
-    works, made = [Coming(), Coming()], list[int]()
+    works, made = [CountedWork(), CountedWork()], list[int]()
 
     def put_together() -> torch.Tensor:
         assert all(one.let.is_set() for one in works)

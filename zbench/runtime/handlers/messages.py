@@ -23,7 +23,7 @@ from zbench.runtime.clocks.pace import Pacer
 from zbench.runtime.clocks.step_notes import Posted
 from zbench.runtime.clocks.step_times import StepTimes
 from zbench.runtime.clocks.times import clock_on
-from zbench.runtime.transport.arrivals import Arrival, Coming
+from zbench.runtime.transport.arrivals import Arrival, AwaitedBytes
 from zbench.runtime.transport.passing import PassedOn, PassingThread
 from zbench.runtime.transport.transport import Endpoint
 from zbench.step.operations import BOTH_WAYS, QUEUES
@@ -59,7 +59,7 @@ class StepMessages(Protocol):
     def send(self, queue: int, data: Tensor, peer: int) -> None:
         """Posts the send of a message, whose bytes stay as they are until it is waited for."""
 
-    def pass_on(self, queue: int, coming: Coming, peer: int, part: slice = WHOLE) -> None:
+    def pass_on(self, queue: int, coming: AwaitedBytes, peer: int, part: slice = WHOLE) -> None:
         """Sends what may not be there yet. part: bytes of it."""
 
     def relay(self, queue: int, arrival: Arrival, peer: int) -> Leaving:
@@ -119,7 +119,7 @@ class GlooMessages:
         self.times.notes.sends(queue, peer, data.numel(), name)
         self._works[-1].append((self.ends[queue].send(data, peer, name), data, queue))
 
-    def pass_on(self, queue: int, coming: Coming, peer: int, part: slice = WHOLE) -> None:
+    def pass_on(self, queue: int, coming: AwaitedBytes, peer: int, part: slice = WHOLE) -> None:
         if self.leaves_later:
             self.keep(self._given(queue, coming, peer, part, False))
         else:
@@ -132,7 +132,7 @@ class GlooMessages:
     def keep(self, one: Leaving) -> None:
         self._works[-1].append(one)
 
-    def _given(self, queue: int, coming: Coming, peer: int, part: slice, relayed: bool) -> Leaving:
+    def _given(self, queue: int, coming: AwaitedBytes, peer: int, part: slice, relayed: bool) -> Leaving:
         """Gives a message to the thread that sends it; returns what to wait for, as of `keep`."""
         end, line = self.ends[queue], self._line(queue, peer, relayed)
         size, name = len(range(coming.size)[part]), _next_name(self._sent, peer, queue, relayed)
@@ -151,7 +151,7 @@ class GlooMessages:
         back = BOTH_WAYS[queue] and peer < end.group.rank()
         return queue, end.peers[peer], relays or back
 
-    def _post(self, end: Endpoint, coming: Coming, part: slice, peer: int, name: int, note: Posted | None) -> Any:
+    def _post(self, end: Endpoint, coming: AwaitedBytes, part: slice, peer: int, name: int, note: Posted | None) -> Any:
         """Posts a message that was counted, in the thread that passes it on."""
         self._leaves(peer, name)
         if note is not None:
@@ -215,7 +215,7 @@ class BatchedStepMessages:
         self.times.notes.sends(queue, peer, data.numel())
         self._add(dist.P2POp(dist.isend, data, group=end.group, group_peer=peer), queue)
 
-    def pass_on(self, queue: int, coming: Coming, peer: int, part: slice = WHOLE) -> None:
+    def pass_on(self, queue: int, coming: AwaitedBytes, peer: int, part: slice = WHOLE) -> None:
         self.send(queue, self.times.wait(queue, coming.wait, of=coming.of)[part], peer)
 
     def relay(self, queue: int, arrival: Arrival, peer: int) -> Leaving:

@@ -23,7 +23,7 @@ from zbench.runtime.handlers.prepared import PreparedStep, items_of
 from zbench.runtime.handlers.store import Slab, Store
 from zbench.runtime.processes.board import Board
 from zbench.runtime.steps.instructions import Cell, Cells, Compute, Exchange, Forget, Parcel, TemplateProgram
-from zbench.runtime.transport.arrivals import Arrival, Coming, Later
+from zbench.runtime.transport.arrivals import Arrival, AwaitedBytes, Later
 from zbench.step.template import Encoding
 from zbench.step.tensor import NATURES, STATE
 
@@ -151,7 +151,7 @@ class StepRunner:
             notes.turn_to(program, one.op, layer, parcel.src, parcel.dst)
             self.machine.messages.copied(one.purpose, encoded_bytes(of, lists, one.encoding))
 
-    def _coming(self, one: Exchange, parcel: Parcel, parts: BatchParts, layer: int) -> Coming | None:
+    def _coming(self, one: Exchange, parcel: Parcel, parts: BatchParts, layer: int) -> AwaitedBytes | None:
         """Returns what a parcel carries where that is on its way here: the message that brings just this, or what is
         put together once several have come; None where it is there, or has to be waited for."""
         cells, layer = parcel.cells, layer + parcel.cells.layer

@@ -11,7 +11,7 @@ from zbench.runtime.clocks.named import Name
 from zbench.runtime.clocks.step_notes import NotedOperation, Posted
 
 
-class Coming(Protocol):
+class AwaitedBytes(Protocol):
     """Bytes that may not be there yet. Any thread may wait for them, any number of times."""
 
     @property
