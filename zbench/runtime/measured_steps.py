@@ -108,7 +108,7 @@ class _Message(NamedTuple):
 
 @dataclass
 class _Drawn:
-    """A part of the ranks of a measured step, as its trace draws it. starts: moments from which ranks count, by rank."""
+    """A part of a measured step's ranks, as its trace draws it. starts: moments from which ranks count, by rank."""
 
     cluster: Cluster
     part: RanPart
